@@ -1,0 +1,79 @@
+// Runs the model on one step's batch. The engine's loop calls it; it owns weights, workers and
+// scratch memory, and reads and writes KV blocks in the slab it is given.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "crossdock/blocks/kv_layout.h"
+#include "crossdock/sys/status.h"
+
+namespace crossdock {
+
+struct ModelConfig {
+  std::string architecture;  // "LlamaForCausalLM"
+  uint32_t num_layers = 0;
+  uint32_t hidden_size = 0;
+  uint32_t intermediate_size = 0;
+  uint32_t num_heads = 0;
+  uint32_t num_kv_heads = 0;
+  uint32_t head_dim = 0;
+  uint32_t vocab_size = 0;
+  uint32_t context_tokens_max = 0;  // max_position_embeddings
+  float rms_norm_eps = 1e-5f;
+  float rope_theta = 10000.0f;
+  bool tie_word_embeddings = false;
+  std::vector<int32_t> eos_token_ids;  // generation_config.json, else config.json
+};
+
+// Reads config.json (and generation_config.json). NOT_FOUND, INVALID_ARGUMENT or UNIMPLEMENTED
+// name the file and the key at fault.
+Result<ModelConfig> load_model_config(const std::string& directory);
+
+struct ExecutorConfig {
+  std::string model_directory;
+  DType kv_dtype = DType::kF32;
+  uint32_t num_threads = 1;      // the calling thread is one of them
+  std::string kernels = "auto";  // "auto" | "avx2" | "scalar"
+};
+
+// One sequence's share of a step.
+struct BatchItem {
+  std::span<const int32_t> tokens;       // the tokens of this chunk
+  uint32_t first_position = 0;           // of tokens[0]
+  std::span<const BlockId> block_table;  // covers positions [0, first_position + tokens.size())
+  bool wants_logits = false;             // of the last token of the chunk
+};
+
+// Called by the loop thread after each layer of a step, once its K and V are in the slab.
+using LayerCallback = std::function<void(uint32_t layer)>;
+
+class Executor {
+ public:
+  virtual ~Executor() = default;
+  virtual const ModelConfig& model() const = 0;
+  virtual const KvLayout& layout() const = 0;
+  // Everything that decides the bits of a result: kernels, weight, activation and KV dtype,
+  // attention form. Part of every block hash.
+  virtual std::string numerics_id() const = 0;
+  // `slab` holds blocks at layout().stride_bytes(); called once before the first run.
+  virtual void bind_slab(std::byte* slab, uint32_t num_blocks) = 0;
+  // Computes the batch: K and V of every token into its block, then the logits of those that want
+  // them, as rows of vocab_size floats in batch order. The result is valid until the next run.
+  // Each row is bit-identical whatever the batch, chunking or thread count.
+  virtual std::span<const float> run(std::span<const BatchItem> batch,
+                                     const LayerCallback& on_layer) = 0;
+  // Zeroes slots [num_used_slots, kBlockTokens) of a block in every layer, so that no earlier
+  // tenant's bytes travel with it.
+  virtual void zero_tail(BlockId block, uint32_t num_used_slots) = 0;
+};
+
+// Loads config and weights (mmap, then packed into panels). Errors name the file and tensor.
+Result<std::unique_ptr<Executor>> load_cpu_executor(const ExecutorConfig& config);
+
+}  // namespace crossdock
