@@ -1,0 +1,148 @@
+// Moves spans between segments, one-sided, and carries short messages beside them.
+//
+// It knows spans and ids, nothing of blocks, models or requests. Operations are data; a full queue
+// is a returned status. One Transport is driven by exactly one thread (see transfer_thread.h).
+//
+// A *peer* is one connection to one engine in one incarnation: two endpoints (data, channel) that
+// live and break together. Both sides connect; a peer is usable once `PeerReady` says so, which
+// means that a hello has crossed in both directions and the data endpoint is wired.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "crossdock/sys/status.h"
+
+namespace crossdock {
+
+using PeerId = uint32_t;  // chosen by the caller, never reused within a process
+using OperationId = uint64_t;
+
+enum class TransportKind : uint8_t { kLoopback = 0, kSharedMemory = 1, kTcp = 2, kRc = 3 };
+std::string_view name(TransportKind kind);
+
+// What a peer must know to reach this engine's segment. Exchanged by the fronts over gRPC, once
+// per pair and epoch. Travels as bytes (encode/decode): the fronts do not look inside.
+struct EndpointDescriptor {
+  uint64_t epoch = 0;       // 64 random bits drawn when the engine started
+  std::string host_id;      // equal on both sides: memory can be shared (boot id,
+                            // PID and IPC namespaces)
+  int32_t process_id = 0;   // watched by pidfd where host_id is equal
+  std::string socket_path;  // abstract Unix socket whose end means this process is gone
+  std::vector<std::byte> worker_address;
+  std::vector<std::byte> remote_key;  // of the segment
+  uint64_t segment_address = 0;
+  uint64_t segment_bytes = 0;
+  std::string transports;  // what this side offers, comma-separated: "shm,tcp"
+};
+std::vector<std::byte> encode(const EndpointDescriptor& descriptor);
+Result<EndpointDescriptor> decode_endpoint(std::span<const std::byte> bytes);
+
+// Bytes [local_offset, +length) of our segment and [remote_offset, +length) of the peer's.
+struct CopySpan {
+  uint64_t local_offset = 0;
+  uint64_t remote_offset = 0;
+  uint64_t length_bytes = 0;
+};
+
+// ---- operations -------------------------------------------------------------------------------
+struct Connect {
+  PeerId peer = 0;
+  uint64_t incarnation = 0;  // of the pair; equal on both sides, marks every message
+  EndpointDescriptor remote;
+};
+// Closes both endpoints by force. Ends in PeerClosed once no local operation is outstanding.
+struct Disconnect {
+  PeerId peer = 0;
+};
+struct WriteSpans {
+  OperationId operation = 0;
+  PeerId peer = 0;
+  std::vector<CopySpan> spans;  // adjacent spans are merged before they are posted
+};
+struct ReadSpans {
+  OperationId operation = 0;
+  PeerId peer = 0;
+  std::vector<CopySpan> spans;
+};
+// Done with OK only when every write posted to this peer before it has arrived: a flush and, where
+// data and messages travel on different endpoints, one byte read back.
+struct Fence {
+  OperationId operation = 0;
+  PeerId peer = 0;
+};
+// One message on the channel: reliable and in order while the peer lives, never retried beyond.
+struct Notify {
+  PeerId peer = 0;
+  std::vector<std::byte> message;
+};
+using Operation = std::variant<Connect, Disconnect, WriteSpans, ReadSpans, Fence, Notify>;
+
+// ---- outcomes ---------------------------------------------------------------------------------
+struct OperationDone {  // of a WriteSpans, ReadSpans or Fence
+  OperationId operation = 0;
+  Status status;
+  uint64_t bytes = 0;          // moved
+  uint32_t num_transfers = 0;  // one-sided operations it took after merging
+  uint64_t duration_ns = 0;    // first post to completion
+};
+struct MessageArrived {
+  PeerId peer = 0;
+  std::vector<std::byte> message;
+};
+struct PeerReady {
+  PeerId peer = 0;
+  TransportKind transport = TransportKind::kSharedMemory;  // of the data endpoint
+};
+// The connection failed or the peer is gone. Its outstanding operations end with an error; the
+// caller answers with Disconnect.
+struct PeerBroken {
+  PeerId peer = 0;
+  Status status;
+  bool process_gone = false;  // proven: the peer's process has ended
+};
+// The answer to Disconnect: no operation of ours touches memory on either side any more.
+// `writes_stopped`: nor can a write of theirs land in our segment (tcp, rc: the endpoint they
+// write through is closed; shared memory: their process is gone).
+struct PeerClosed {
+  PeerId peer = 0;
+  bool writes_stopped = false;
+};
+using TransferEvent =
+    std::variant<OperationDone, MessageArrived, PeerReady, PeerBroken, PeerClosed>;
+
+struct TransportConfig {
+  std::string transport = "auto";  // "auto" | "shm" | "tcp" | "rc"
+  uint64_t segment_bytes = 0;
+  bool huge_pages = false;
+  std::string bind_interface;                // UCX_NET_DEVICES for tcp; empty: UCX's choice
+  uint64_t in_flight_bytes_max = 64u << 20;  // per peer
+};
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  // The registered arena, allocated when the transport was created.
+  virtual std::span<std::byte> segment() = 0;
+  virtual const EndpointDescriptor& descriptor() const = 0;
+  // RESOURCE_EXHAUSTED when the queue is full (post again after a poll), NOT_FOUND for an unknown
+  // peer, INVALID_ARGUMENT for a span outside either segment.
+  virtual Status post(Operation operation) = 0;
+  // Progresses and appends what happened. Returns whether anything did.
+  virtual bool poll(std::vector<TransferEvent>& events) = 0;
+  // A descriptor that becomes readable when poll has something to do; arm() returns false when it
+  // already has (then poll, do not sleep).
+  virtual int wake_fd() const = 0;
+  virtual bool arm() = 0;
+};
+
+Result<std::unique_ptr<Transport>> create_ucx_transport(const TransportConfig& config,
+                                                        uint64_t epoch);
+
+}  // namespace crossdock
