@@ -1,0 +1,1 @@
+"""crossdock: LLM serving with prefill and decode as separate services."""
