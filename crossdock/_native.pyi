@@ -1,0 +1,273 @@
+"""Types of the native module: plain data of the engine link, and the link itself."""
+
+from enum import IntEnum
+
+class Finish(IntEnum):
+    NONE = 0
+    STOP = 1
+    LENGTH = 2
+
+class Sampling:
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    choice: int
+    max_tokens: int
+    min_tokens: int
+    ignore_eos: bool
+    stop_token_ids: list[int]
+    def __init__(
+        self,
+        *,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        choice: int = 0,
+        max_tokens: int = 0,
+        min_tokens: int = 0,
+        ignore_eos: bool = False,
+        stop_token_ids: list[int] = ...,
+    ) -> None: ...
+
+class StoredBlock:
+    hash_low: int
+    hash_high: int
+    offset_bytes: int
+    generation: int
+    checksum_low: int
+    checksum_high: int
+    def __init__(
+        self,
+        *,
+        hash_low: int,
+        hash_high: int,
+        offset_bytes: int = 0,
+        generation: int = 0,
+        checksum_low: int = 0,
+        checksum_high: int = 0,
+    ) -> None: ...
+
+class Task:
+    sequence_id: int
+    prompt: list[int]
+    sampling: Sampling
+    tenant_salt: bytes
+    wants_digests: bool
+    def __init__(
+        self,
+        *,
+        sequence_id: int,
+        prompt: list[int],
+        sampling: Sampling,
+        tenant_salt: bytes = b"",
+        wants_digests: bool = False,
+    ) -> None: ...
+
+class Generate:
+    def __init__(self, *, task: Task) -> None: ...
+
+class Expect:
+    def __init__(
+        self,
+        *,
+        task: Task,
+        handoff_high: int,
+        handoff_low: int,
+        attempt: int,
+        source_epoch: int,
+    ) -> None: ...
+
+class Prefill:
+    def __init__(
+        self,
+        *,
+        task: Task,
+        handoff_high: int,
+        handoff_low: int,
+        attempt: int,
+        peer_id: int,
+    ) -> None: ...
+
+class Cancel:
+    def __init__(self, *, sequence_id: int) -> None: ...
+
+class ConnectPeer:
+    def __init__(
+        self,
+        *,
+        peer_id: int,
+        epoch: int,
+        incarnation: int,
+        mac_key: bytes,
+        descriptor: bytes,
+        layout: bytes,
+        store: bool = False,
+    ) -> None: ...
+
+class DisconnectPeer:
+    def __init__(self, *, peer_id: int) -> None: ...
+
+class PeerLost:
+    def __init__(self, *, epoch: int) -> None: ...
+
+class StoreFound:
+    def __init__(
+        self, *, sequence_id: int, peer_id: int, lease_id: int, blocks: list[StoredBlock]
+    ) -> None: ...
+
+class StorePlaces:
+    def __init__(
+        self, *, offer_id: int, peer_id: int, lease_id: int, blocks: list[StoredBlock]
+    ) -> None: ...
+
+class QueryStatus:
+    def __init__(self) -> None: ...
+
+class Shutdown:
+    def __init__(self) -> None: ...
+
+Command = (
+    Generate
+    | Expect
+    | Prefill
+    | Cancel
+    | ConnectPeer
+    | DisconnectPeer
+    | PeerLost
+    | StoreFound
+    | StorePlaces
+    | QueryStatus
+    | Shutdown
+)
+
+class Ready:
+    epoch: int
+    descriptor: bytes
+    layout: bytes
+    layout_text: str
+    numerics_id: str
+    num_blocks: int
+    block_stride_bytes: int
+    context_tokens_max: int
+    vocab_size: int
+    eos_token_ids: list[int]
+
+class StartFailed:
+    code: int
+    message: str
+
+class SequenceToken:
+    sequence_id: int
+    token: int
+    position: int
+    digest_low: int
+    digest_high: int
+    finish: Finish
+
+class Tokens:
+    tokens: list[SequenceToken]
+
+class Started:
+    sequence_id: int
+    num_cached_tokens: int
+    queue_ns: int
+    prefill_ns: int
+
+class HandoffDone:
+    sequence_id: int
+    first_token: int
+    position: int
+    digest_low: int
+    digest_high: int
+    num_cached_tokens: int
+    queue_ns: int
+    prefill_ns: int
+    handoff_ns: int
+    handoff_bytes: int
+    num_transfers: int
+    transfer_ns: int
+
+class Ended:
+    sequence_id: int
+    code: int
+    message: str
+
+class PeerConnected:
+    peer_id: int
+    transport: str
+
+class PeerDown:
+    peer_id: int
+    closed: bool
+    code: int
+    message: str
+
+class StoreLookup:
+    sequence_id: int
+    chain: list[int]
+
+class StoreReadDone:
+    lease_id: int
+    bad: list[int]
+
+class StoreOffer:
+    offer_id: int
+    hashes: list[int]
+
+class StoreWritten:
+    lease_id: int
+    blocks: list[StoredBlock]
+
+class NamedCount:
+    name: str
+    value: int
+
+class StatusReport:
+    num_blocks: int
+    num_free: int
+    num_owned: int
+    num_cached: int
+    num_quarantined: int
+    num_running: int
+    num_waiting: int
+    num_handoffs: int
+    num_steps: int
+    queued_tokens: int
+    counters: list[NamedCount]
+
+Event = (
+    Ready
+    | StartFailed
+    | Tokens
+    | Started
+    | HandoffDone
+    | Ended
+    | PeerConnected
+    | PeerDown
+    | StoreLookup
+    | StoreReadDone
+    | StoreOffer
+    | StoreWritten
+    | StatusReport
+)
+
+class EngineLink:
+    """The front's end of the two rings. Used by one thread. The engine inherits the three fds."""
+
+    def __init__(self, ring_bytes: int = 4 << 20) -> None: ...
+    @property
+    def memory_fd(self) -> int: ...
+    @property
+    def to_engine_fd(self) -> int:
+        """Eventfd that wakes the engine."""
+    @property
+    def to_front_fd(self) -> int:
+        """Eventfd that wakes the front: add it to the event loop as a reader."""
+    def send(self, command: Command) -> bool:
+        """False when the ring is full now. ValueError when the record can never fit."""
+    def receive(self) -> list[Event]:
+        """All events there are; leaves the wake-up armed, so the fd becomes readable again."""
+    def progress(self) -> tuple[int, bool]:
+        """The engine's progress counter, and whether it is inside a step."""
