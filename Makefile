@@ -1,0 +1,124 @@
+# The only entry point: what CI runs is what you run. `make help` explains the targets.
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+JOBS ?= $(shell nproc)
+PROMPT ?= What is the capital of France?
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := build/stamps
+# One build folder serves the Python package, the tests and the benchmarks.
+PLAIN := build/python
+
+export PYTHON
+export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+# Objects are shared between build folders and checkouts: the folder's own path does not count.
+export CCACHE_BASEDIR := $(CURDIR)
+export CCACHE_NOHASHDIR := 1
+
+NATIVE_SOURCES := CMakeLists.txt $(shell find native -type f \
+  \( -name '*.cpp' -o -name '*.h' -o -name 'CMakeLists.txt' -o -name '*.cmake' \) \
+  -not -path 'native/tests/*' -not -path 'native/bench/*' -not -path 'native/fuzz/*')
+CXX_FILES = $(shell git ls-files 'native/*.cpp' 'native/*.h')
+# Test, benchmark and sanitizer builds are configured by folder name.
+CTEST := ctest --output-on-failure -j $(JOBS)
+
+##@ Use
+
+.PHONY: help
+help: ## Explain the targets
+	@awk 'BEGIN {FS = ":.*## "} \
+	  /^##@/ {printf "\n%s\n", substr($$0, 5)} \
+	  /^[a-z][a-z-]*:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@printf '\nVariables: PYTHON=%s  JOBS=%s  PROMPT="%s"\n' '$(PYTHON)' '$(JOBS)' '$(PROMPT)'
+
+.PHONY: demo
+demo: build ## Start four services on loopback, answer PROMPT, say where the time went
+	@tools/demo.sh $(BIN) "$(PROMPT)"
+
+.PHONY: setup
+setup: build ## Everything a working copy needs: system packages (as root), .venv, native build
+
+.PHONY: build
+build: $(STAMPS)/native ## Build the engine and the native module into the virtual environment
+
+##@ Develop
+
+.PHONY: format
+format: $(STAMPS)/dev ## Rewrite the sources as the formatters want them
+	$(BIN)/ruff check --fix-only -q .
+	$(BIN)/ruff format -q .
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+.PHONY: protos
+protos: $(STAMPS)/dev ## Generate crossdock/api from protos/
+	tools/protos.sh $(BIN)
+
+.PHONY: check
+check: $(STAMPS)/dev ## Lint, formats, types, import direction, generated code, sizes and names
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+	tools/protos.sh $(BIN) --check
+	$(BIN)/python -m pytest -q tests/tidy
+
+.PHONY: test
+test: test-native test-python ## All tests, C++ and Python (less than 10 minutes)
+
+.PHONY: test-native
+test-native: build ## The C++ tests, without sanitizers
+	cmake -S . -B $(PLAIN) -DCROSSDOCK_TESTS=ON
+	cmake --build $(PLAIN)
+	cd $(PLAIN) && $(CTEST)
+
+.PHONY: test-python
+test-python: build $(STAMPS)/oracle ## The Python tests: unit, integration, end to end
+	$(BIN)/crossdock model fetch
+	$(BIN)/python -m pytest
+
+.PHONY: test-asan
+test-asan: $(STAMPS)/dev ## The C++ tests under the address and undefined behaviour sanitizers
+	cmake -S . -B build/asan -G Ninja -DCROSSDOCK_TESTS=ON \
+	  -DCROSSDOCK_SANITIZE=address,undefined
+	cmake --build build/asan
+	cd build/asan && LSAN_OPTIONS=suppressions=$(CURDIR)/tools/lsan.supp:print_suppressions=0 \
+	  $(CTEST)
+
+.PHONY: test-tsan
+test-tsan: $(STAMPS)/dev ## The C++ tests under the thread sanitizer
+	cmake -S . -B build/tsan -G Ninja -DCROSSDOCK_TESTS=ON -DCROSSDOCK_SANITIZE=thread
+	cmake --build build/tsan
+	cd build/tsan && TSAN_OPTIONS=suppressions=$(CURDIR)/tools/tsan.supp:halt_on_error=1 $(CTEST)
+
+.PHONY: bench
+bench: build ## Measure; print each figure beside its limit; write bench/out/
+	cmake -S . -B $(PLAIN) -DCROSSDOCK_BENCH=ON
+	cmake --build $(PLAIN)
+	$(BIN)/crossdock model fetch
+	$(BIN)/python -m bench --programs $(PLAIN)/native
+
+.PHONY: clean
+clean: ## Remove what was built; the virtual environment and the models stay
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+$(STAMPS)/system: tools/system_packages.sh
+	tools/system_packages.sh
+	@mkdir -p $(@D) && touch $@
+
+$(STAMPS)/dev: pyproject.toml tools/python_packages.sh | $(STAMPS)/system
+	tools/python_packages.sh $(VENV) dev convert
+	@mkdir -p $(@D) && touch $@
+
+$(STAMPS)/oracle: $(STAMPS)/dev
+	tools/python_packages.sh $(VENV) oracle
+	@mkdir -p $(@D) && touch $@
+
+$(STAMPS)/native: $(STAMPS)/dev $(NATIVE_SOURCES)
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation \
+	  -e . -C build-dir=$(PLAIN)
+	@mkdir -p $(@D) && touch $@
