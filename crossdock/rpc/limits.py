@@ -1,0 +1,21 @@
+"""Bounds of the gRPC plumbing, in one place."""
+
+from __future__ import annotations
+
+from typing import Final
+
+# Above every size check of our own, so that a message that is too large is refused by name with
+# INVALID_ARGUMENT and RESOURCE_EXHAUSTED always means overload.
+MESSAGE_BYTES_MAX: Final = 16 << 20
+
+# A dead connection is noticed within the sum of the two. Pings go out only while calls are live,
+# so an idle fleet sends none.
+KEEPALIVE_TIME_MS: Final = 10_000
+KEEPALIVE_TIMEOUT_MS: Final = 5_000
+
+# A worker that restarts is back within a second or two; the default backoff grows to two minutes.
+RECONNECT_BACKOFF_MIN_MS: Final = 50
+RECONNECT_BACKOFF_MAX_MS: Final = 1_000
+
+# What fits into the trailing metadata of every client: 8 KiB is gRPC's own default bound.
+STATUS_MESSAGE_BYTES_MAX: Final = 2_048
