@@ -1,0 +1,201 @@
+// How one step is planned.
+//
+// 1. Above the high watermark the tree evicts down to the low one, so that the blocks a step needs
+//    are usually free.
+// 2. Every running decode gets its token, in arrival order, and its next block where it needs one.
+// 3. What is left of the token budget goes to the chunks of running sequences, in arrival order:
+//    they hold blocks, so they never wait behind the queue, which holds none.
+// 4. The queue is admitted from its front. A sequence is admitted only with the blocks of all its
+//    known tokens, so a half-computed prompt never waits for a block, and several of them can
+//    never hold the pool against one another. The first that does not fit ends the admission:
+//    nobody overtakes it.
+//
+// Only a decode can lack a block, then. What it can be given, in this order: an evicted block; one
+// that is already on its way back (a quarantine that ends, a grant that is being revoked: the
+// newest grant is, once a step); those of the newest sequence that may be preempted, which is the
+// last in the order of service; one a step. While blocks are on their way back and others make
+// progress, nobody is preempted.
+#include <algorithm>
+#include <cassert>
+
+#include "scheduler_impl.h"
+
+namespace crossdock {
+
+void Scheduler::Impl::make_plan(uint64_t tick) {
+  if (pending) end_plan();  // a step that failed: nothing of it counts
+  plan.clear();
+  stalled.clear();
+  has_revoked = false;
+  tokens_left = config.token_budget;
+  evict_to_low_watermark();
+  plan_decodes();
+  plan_chunks(tick);
+  if (plan.empty() && !stalled.empty()) break_standstill();
+  const auto arrives_earlier = [&](const PlanEntry& a, const PlanEntry& b) {
+    return slots[a.slot].arrival < slots[b.slot].arrival;
+  };
+  std::sort(plan.entries.begin() + plan.num_decodes, plan.entries.end(), arrives_earlier);
+  pending = !plan.empty();
+  changed = pending || !plan.preempted.empty();
+}
+
+void Scheduler::Impl::evict_to_low_watermark() {
+  const uint32_t num_used = pool.num_blocks() - pool.num_free();
+  if (num_used > high_blocks) tree.evict(num_used - low_blocks);
+}
+
+bool Scheduler::Impl::acquire(uint32_t count, std::vector<BlockId>& table) {
+  if (pool.num_free() < count) tree.evict(count - pool.num_free());
+  return pool.acquire(count, table);
+}
+
+void Scheduler::Impl::add_entry(uint32_t slot, uint32_t num_tokens) {
+  Sequence& s = slots[slot];
+  assert(0 < num_tokens && num_tokens <= tokens_left);
+  assert(blocks_for(s.num_computed + num_tokens) <= s.table.size());
+  const bool wants_logits = s.num_computed + num_tokens == s.num_tokens();
+  plan.entries.push_back({s.id, slot, s.num_computed, num_tokens, wants_logits});
+  s.in_plan = true;
+  tokens_left -= num_tokens;
+}
+
+void Scheduler::Impl::plan_decodes() {
+  for (size_t i = 0; i < running.size();) {
+    const uint32_t slot = running[i];
+    if (slots[slot].is_decode() && plan_decode(slot)) ++plan.num_decodes;
+    // A preemption takes itself or somebody behind it off the list.
+    i += i < running.size() && running[i] == slot;
+  }
+}
+
+bool Scheduler::Impl::plan_decode(uint32_t slot) {
+  Sequence& s = slots[slot];
+  const bool needs_block = s.num_computed == s.table.size() * kBlockTokens;
+  if (needs_block && !acquire(1, s.table) && !relieve(slot)) return false;
+  add_entry(slot, 1);
+  return true;
+}
+
+// Finds a block for a decode that eviction could not serve.
+bool Scheduler::Impl::relieve(uint32_t slot) {
+  if (!has_revoked) revoke_newest_grant();
+  const uint32_t victim = newest_preemptable();
+  const bool wait = stalled.size() < num_returning() || !plan.preempted.empty() ||
+                    (victim == slot && num_growing == 1 && others_hold_blocks(slot));
+  if (wait) {
+    stalled.push_back(slot);
+    return false;
+  }
+  preempt(victim);
+  return victim != slot && acquire(1, slots[slot].table);
+}
+
+// Nothing runs and some lack a block: now the newest gives way even if blocks are on their way.
+// Alone, a sequence gives way only to itself: its own duplicates of cached blocks may fill the
+// pool, and it shares those blocks when it comes back. Where anybody else holds blocks, they
+// return by an event, and it waits for that.
+void Scheduler::Impl::break_standstill() {
+  const uint32_t victim = newest_preemptable();
+  if (!plan.preempted.empty() || victim == kNoSlot) return;
+  if (num_growing == 1 && others_hold_blocks(victim)) return;
+  preempt(victim);
+  for (const uint32_t slot : stalled) {
+    if (slot == victim || !acquire(1, slots[slot].table)) continue;
+    add_entry(slot, 1);
+    ++plan.num_decodes;
+  }
+}
+
+void Scheduler::Impl::revoke_newest_grant() {
+  if (num_reserved == 0) return;
+  Sequence* newest = nullptr;
+  for (Sequence& s : slots) {
+    const bool revocable = s.living && s.state == SequenceState::kReserved && !s.revoking;
+    if (revocable && (newest == nullptr || s.arrival > newest->arrival)) newest = &s;
+  }
+  if (newest == nullptr) return;
+  newest->revoking = true;
+  num_revoking_blocks += newest->num_unmatched();
+  plan.revoke.push_back(newest->id);
+  has_revoked = true;
+}
+
+uint32_t Scheduler::Impl::newest_preemptable() const {
+  for (size_t i = running.size(); i-- > 0;) {
+    const Sequence& s = slots[running[i]];
+    if (s.can_grow() && !s.ended && !s.in_plan) return running[i];
+  }
+  return kNoSlot;
+}
+
+bool Scheduler::Impl::others_hold_blocks(uint32_t slot) const {
+  if (num_pins > 0) return true;
+  for (uint32_t i = 0; i < slots.size(); ++i) {
+    if (i != slot && !slots[i].table.empty()) return true;
+  }
+  return false;
+}
+
+void Scheduler::Impl::preempt(uint32_t slot) {
+  Sequence& s = slots[slot];
+  stop_running(slot);
+  release_blocks(s);
+  s.state = SequenceState::kWaiting;
+  s.was_preempted = true;
+  queue.insert(slot);
+  plan.preempted.push_back(s.id);
+}
+
+uint32_t Scheduler::Impl::chunk_max() const {
+  if (plan.num_decodes > 64) return 512;
+  if (plan.num_decodes > 32) return 1024;
+  return 2048;
+}
+
+void Scheduler::Impl::plan_chunk(uint32_t slot) {
+  const Sequence& s = slots[slot];
+  add_entry(slot, std::min({s.num_tokens() - s.num_computed, chunk_max(), tokens_left}));
+}
+
+void Scheduler::Impl::plan_chunks(uint64_t tick) {
+  for (const uint32_t slot : running) {
+    if (tokens_left == 0) break;
+    if (slots[slot].is_runnable() && !slots[slot].is_decode()) plan_chunk(slot);
+  }
+  head_is_blocked = false;
+  while (tokens_left > 0 && !queue.empty() && num_active() < config.num_sequences_max) {
+    const uint32_t slot = queue.front();
+    if (!admit(slot, tick)) {
+      head_is_blocked = true;
+      break;
+    }
+    if (slots[slot].state == SequenceState::kRunning) plan_chunk(slot);
+  }
+}
+
+bool Scheduler::Impl::admit(uint32_t slot, uint64_t tick) {
+  Sequence& s = slots[slot];
+  s.num_matched = tree.match(std::span(s.chain).first(s.num_matchable()), tick, s.table);
+  const uint32_t num_needed = blocks_for(s.num_tokens()) - s.num_matched;
+  if (num_needed + headroom() > num_available() || !acquire(num_needed, s.table)) {
+    release_blocks(s);
+    return false;
+  }
+  queue.remove(slot);
+  s.num_published = s.num_matched;
+  s.num_computed = s.num_matched * kBlockTokens;
+  if (!s.was_admitted) s.num_cached_tokens = s.num_computed;
+  s.was_admitted = true;
+  plan.started.push_back(s.id);
+  if (s.num_loadable > s.num_matched) {
+    plan.loads.push_back({s.id, s.num_matched, s.num_loadable - s.num_matched});
+    s.state = SequenceState::kLoading;
+    ++num_loading;
+  } else {
+    start_running(slot);
+  }
+  return true;
+}
+
+}  // namespace crossdock
