@@ -10,6 +10,7 @@ from crossdock.models.errors import (
     UnknownModelError,
 )
 from crossdock.models.fetching import Progress, Stage, fetch
+from crossdock.models.info import ModelInfo, read_info
 
 __all__ = [
     "CATALOG",
@@ -21,6 +22,7 @@ __all__ = [
     "ModelEntry",
     "ModelError",
     "ModelFetchError",
+    "ModelInfo",
     "ModelNotFetchedError",
     "Progress",
     "Stage",
@@ -28,5 +30,6 @@ __all__ = [
     "cache_directory",
     "fetch",
     "list_models",
+    "read_info",
     "resolve",
 ]

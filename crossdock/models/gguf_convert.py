@@ -83,10 +83,10 @@ def convert_gguf(
 class _Fields:
     """The key-value part of a GGUF file, with the type of each value checked."""
 
-    def __init__(self, reader: Any) -> None:  # noqa: ANN401 -- gguf is an optional import
+    def __init__(self, reader: Any) -> None:
         self._fields = reader.fields
 
-    def _get(self, key: str) -> Any:  # noqa: ANN401 -- narrowed by the callers below
+    def _get(self, key: str) -> Any:
         if key not in self._fields:
             raise ModelFetchError(f"the GGUF file has no {key}")
         return self._fields[key].contents()
@@ -142,7 +142,7 @@ def _generation_config(config: dict[str, Any]) -> dict[str, Any]:
     return {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
 
 
-def _tensor_plans(reader: Any, config: dict[str, Any]) -> list[TensorPlan]:  # noqa: ANN401
+def _tensor_plans(reader: Any, config: dict[str, Any]) -> list[TensorPlan]:
     plans = []
     for tensor in reader.tensors:
         name = _hugging_face_name(tensor.name)
@@ -157,7 +157,7 @@ def _tensor_plans(reader: Any, config: dict[str, Any]) -> list[TensorPlan]:  # n
 
 
 def _values_of(
-    tensor: Any,  # noqa: ANN401 -- gguf is an optional import
+    tensor: Any,
     shape: tuple[int, ...],
     num_heads: int | None,
 ) -> Callable[[], Float32Array]:
