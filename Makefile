@@ -40,6 +40,7 @@ demo: build ## Start four services on loopback, answer PROMPT, say where the tim
 
 .PHONY: setup
 setup: build ## Everything a working copy needs: system packages (as root), .venv, native build
+	@echo "ready: make demo, make test, or $(BIN)/crossdock --help"
 
 .PHONY: build
 build: $(STAMPS)/native ## Build the engine and the native module into the virtual environment

@@ -30,4 +30,4 @@ for extra in sys.argv[1:]:
     wanted += config["project"]["optional-dependencies"][extra]
 print("\n".join(wanted))
 EOF
-"$venv/bin/python" -m pip install -q --disable-pip-version-check -r "$list"
+"$venv/bin/python" -m pip install -qq --disable-pip-version-check -r "$list"

@@ -1,0 +1,21 @@
+"""What may break a tidy rule, and why. These lists only shrink."""
+
+from __future__ import annotations
+
+# path: reason. The file may be longer than its kind allows.
+LONG_FILES: dict[str, str] = {}
+
+# "path:function": reason. The function may be longer than 70 lines.
+LONG_FUNCTIONS: dict[str, str] = {}
+
+# "path:function": reason. The function may have more than six parameters.
+MANY_PARAMETERS: dict[str, str] = {}
+
+# path: reason. The file may read the environment or the command line.
+READS_ENVIRONMENT: dict[str, str] = {
+    "crossdock/models/cache.py": "the user's cache lies where XDG_CACHE_HOME says",
+    "crossdock/models/fetching.py": "the package installer runs in the caller's environment",
+}
+
+# "path:Name": reason. The type may carry one of the names that say nothing.
+VAGUE_NAMES: dict[str, str] = {}
