@@ -1,0 +1,1 @@
+"""The deployables of crossdock: one package a service, none importing another."""
