@@ -24,27 +24,27 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x63rossdock/api/v1/kv.proto\x12\x10\x63rossdock.api.v1\"m\n\x0e\x45ngineEndpoint\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x12\n\ndescriptor\x18\x03 \x01(\x0c\x12\x0e\n\x06layout\x18\x04 \x01(\x0c\x12\x13\n\x0blayout_text\x18\x05 \x01(\t\"&\n\tBlockHash\x12\x0b\n\x03low\x18\x01 \x01(\x06\x12\x0c\n\x04high\x18\x02 \x01(\x06\"\x11\n\x0fInstanceRequest\"\xa3\x05\n\x0eInstanceStatus\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x06\x12\r\n\x05model\x18\x04 \x01(\t\x12\x17\n\x0fmodel_directory\x18\x05 \x01(\t\x12\x10\n\x08kv_dtype\x18\x06 \x01(\t\x12\x13\n\x0bnumerics_id\x18\x07 \x01(\t\x12\r\n\x05ready\x18\x08 \x01(\x08\x12\x10\n\x08\x64raining\x18\t \x01(\x08\x12\x12\n\nnum_blocks\x18\n \x01(\r\x12\x17\n\x0fnum_free_blocks\x18\x0b \x01(\r\x12\x19\n\x11num_cached_blocks\x18\x0c \x01(\r\x12\x18\n\x10num_owned_blocks\x18\r \x01(\r\x12\x1e\n\x16num_quarantined_blocks\x18\x0e \x01(\r\x12\x13\n\x0bnum_running\x18\x0f \x01(\r\x12\x13\n\x0bnum_waiting\x18\x10 \x01(\r\x12\x14\n\x0cnum_handoffs\x18\x11 \x01(\r\x12\x11\n\tnum_steps\x18\x12 \x01(\x04\x12\x1a\n\x12\x63ontext_tokens_max\x18\x13 \x01(\r\x12\x12\n\nvocab_size\x18\x14 \x01(\r\x12+\n\x05peers\x18\x15 \x03(\x0b\x32\x1c.crossdock.api.v1.PeerStatus\x12\x12\n\nengine_pid\x18\x16 \x01(\x05\x12\x11\n\tfront_pid\x18\x17 \x01(\x05\x12\x15\n\rqueued_tokens\x18\x18 \x01(\x04\x12\x15\n\reos_token_ids\x18\x19 \x03(\x05\x12\x1b\n\x13num_engine_restarts\x18\x1a \x01(\r\x12+\n\x08\x63ounters\x18\x1b \x03(\x0b\x32\x19.crossdock.api.v1.Counter\x12\x1e\n\x16num_reserved_sequences\x18\x1c \x01(\r\"&\n\x07\x43ounter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04\"R\n\nPeerStatus\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x11\n\ttransport\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\"j\n\x0e\x43onnectRequest\x12\x32\n\x08\x65ndpoint\x18\x01 \x01(\x0b\x32 .crossdock.api.v1.EngineEndpoint\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x0f\n\x07mac_key\x18\x03 \x01(\x0c\"E\n\x0f\x43onnectResponse\x12\x32\n\x08\x65ndpoint\x18\x01 \x01(\x0b\x32 .crossdock.api.v1.EngineEndpointb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19\x63rossdock/api/v1/kv.proto\x12\x10\x63rossdock.api.v1\"\x89\x01\n\x0e\x45ngineEndpoint\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x12\n\ndescriptor\x18\x03 \x01(\x0c\x12\x0e\n\x06layout\x18\x04 \x01(\x0c\x12\x13\n\x0blayout_text\x18\x05 \x01(\t\x12\x1a\n\x12\x62lock_stride_bytes\x18\x06 \x01(\r\"&\n\tBlockHash\x12\x0b\n\x03low\x18\x01 \x01(\x06\x12\x0c\n\x04high\x18\x02 \x01(\x06\"\x11\n\x0fInstanceRequest\"\xa3\x05\n\x0eInstanceStatus\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x06\x12\r\n\x05model\x18\x04 \x01(\t\x12\x17\n\x0fmodel_directory\x18\x05 \x01(\t\x12\x10\n\x08kv_dtype\x18\x06 \x01(\t\x12\x13\n\x0bnumerics_id\x18\x07 \x01(\t\x12\r\n\x05ready\x18\x08 \x01(\x08\x12\x10\n\x08\x64raining\x18\t \x01(\x08\x12\x12\n\nnum_blocks\x18\n \x01(\r\x12\x17\n\x0fnum_free_blocks\x18\x0b \x01(\r\x12\x19\n\x11num_cached_blocks\x18\x0c \x01(\r\x12\x18\n\x10num_owned_blocks\x18\r \x01(\r\x12\x1e\n\x16num_quarantined_blocks\x18\x0e \x01(\r\x12\x13\n\x0bnum_running\x18\x0f \x01(\r\x12\x13\n\x0bnum_waiting\x18\x10 \x01(\r\x12\x14\n\x0cnum_handoffs\x18\x11 \x01(\r\x12\x11\n\tnum_steps\x18\x12 \x01(\x04\x12\x1a\n\x12\x63ontext_tokens_max\x18\x13 \x01(\r\x12\x12\n\nvocab_size\x18\x14 \x01(\r\x12+\n\x05peers\x18\x15 \x03(\x0b\x32\x1c.crossdock.api.v1.PeerStatus\x12\x12\n\nengine_pid\x18\x16 \x01(\x05\x12\x11\n\tfront_pid\x18\x17 \x01(\x05\x12\x15\n\rqueued_tokens\x18\x18 \x01(\x04\x12\x15\n\reos_token_ids\x18\x19 \x03(\x05\x12\x1b\n\x13num_engine_restarts\x18\x1a \x01(\r\x12+\n\x08\x63ounters\x18\x1b \x03(\x0b\x32\x19.crossdock.api.v1.Counter\x12\x1e\n\x16num_reserved_sequences\x18\x1c \x01(\r\"&\n\x07\x43ounter\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04\"R\n\nPeerStatus\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x11\n\ttransport\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\"j\n\x0e\x43onnectRequest\x12\x32\n\x08\x65ndpoint\x18\x01 \x01(\x0b\x32 .crossdock.api.v1.EngineEndpoint\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x0f\n\x07mac_key\x18\x03 \x01(\x0c\"E\n\x0f\x43onnectResponse\x12\x32\n\x08\x65ndpoint\x18\x01 \x01(\x0b\x32 .crossdock.api.v1.EngineEndpointb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'crossdock.api.v1.kv_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ENGINEENDPOINT']._serialized_start=47
-  _globals['_ENGINEENDPOINT']._serialized_end=156
-  _globals['_BLOCKHASH']._serialized_start=158
-  _globals['_BLOCKHASH']._serialized_end=196
-  _globals['_INSTANCEREQUEST']._serialized_start=198
-  _globals['_INSTANCEREQUEST']._serialized_end=215
-  _globals['_INSTANCESTATUS']._serialized_start=218
-  _globals['_INSTANCESTATUS']._serialized_end=893
-  _globals['_COUNTER']._serialized_start=895
-  _globals['_COUNTER']._serialized_end=933
-  _globals['_PEERSTATUS']._serialized_start=935
-  _globals['_PEERSTATUS']._serialized_end=1017
-  _globals['_CONNECTREQUEST']._serialized_start=1019
-  _globals['_CONNECTREQUEST']._serialized_end=1125
-  _globals['_CONNECTRESPONSE']._serialized_start=1127
-  _globals['_CONNECTRESPONSE']._serialized_end=1196
+  _globals['_ENGINEENDPOINT']._serialized_start=48
+  _globals['_ENGINEENDPOINT']._serialized_end=185
+  _globals['_BLOCKHASH']._serialized_start=187
+  _globals['_BLOCKHASH']._serialized_end=225
+  _globals['_INSTANCEREQUEST']._serialized_start=227
+  _globals['_INSTANCEREQUEST']._serialized_end=244
+  _globals['_INSTANCESTATUS']._serialized_start=247
+  _globals['_INSTANCESTATUS']._serialized_end=922
+  _globals['_COUNTER']._serialized_start=924
+  _globals['_COUNTER']._serialized_end=962
+  _globals['_PEERSTATUS']._serialized_start=964
+  _globals['_PEERSTATUS']._serialized_end=1046
+  _globals['_CONNECTREQUEST']._serialized_start=1048
+  _globals['_CONNECTREQUEST']._serialized_end=1154
+  _globals['_CONNECTRESPONSE']._serialized_start=1156
+  _globals['_CONNECTRESPONSE']._serialized_end=1225
 # @@protoc_insertion_point(module_scope)

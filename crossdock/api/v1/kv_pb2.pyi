@@ -29,6 +29,7 @@ class EngineEndpoint(_message.Message):
     DESCRIPTOR_FIELD_NUMBER: _builtins.int
     LAYOUT_FIELD_NUMBER: _builtins.int
     LAYOUT_TEXT_FIELD_NUMBER: _builtins.int
+    BLOCK_STRIDE_BYTES_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     """Stable name of the service process."""
     epoch: _builtins.int
@@ -39,6 +40,8 @@ class EngineEndpoint(_message.Message):
     """KvLayout, encoded; its fingerprint is compared."""
     layout_text: _builtins.str
     """The same for people, used in errors."""
+    block_stride_bytes: _builtins.int
+    """Of one block in the segment; a store's places have this size."""
     def __init__(
         self,
         *,
@@ -47,10 +50,11 @@ class EngineEndpoint(_message.Message):
         descriptor: _builtins.bytes = ...,
         layout: _builtins.bytes = ...,
         layout_text: _builtins.str = ...,
+        block_stride_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["descriptor", b"descriptor", "epoch", b"epoch", "instance_id", b"instance_id", "layout", b"layout", "layout_text", b"layout_text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_stride_bytes", b"block_stride_bytes", "descriptor", b"descriptor", "epoch", b"epoch", "instance_id", b"instance_id", "layout", b"layout", "layout_text", b"layout_text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,134 @@
+"""The caller's side of a pair: opens `Connect`, makes the pair, and ties the two together."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import grpc
+import structlog
+
+from crossdock import _native as native
+from crossdock.api.v1 import kv_pb2
+from crossdock.engine import limits
+from crossdock.engine.client import Engine
+from crossdock.engine.peers import MAC_KEY_BYTES, Pair, PairTerms, Remote
+from crossdock.engine.translation import endpoint_of, remote_of
+from crossdock.errors import CrossdockError, stale_epoch, unreachable
+from crossdock.rpc.status import from_rpc_error
+
+_log = structlog.get_logger("crossdock.engine")
+
+# The `Connect` of a stub: one request, a stream of responses.
+ConnectMethod: TypeAlias = Callable[[kv_pb2.ConnectRequest], Any]
+
+
+@dataclass(frozen=True)
+class Callee:
+    """Whom to pair with. `instance_id` and `epoch` are checked against the answer when given."""
+
+    connect: ConnectMethod
+    address: str
+    instance_id: str | None = None
+    epoch: int | None = None
+    store: bool = False
+
+
+class PairDialer:
+    """Makes pairs for a service and watches over their streams. Used on one event loop."""
+
+    def __init__(self, instance_id: str) -> None:
+        self._instance_id = instance_id
+        self._watches: set[asyncio.Task[None]] = set()
+
+    async def dial(self, engine: Engine, callee: Callee) -> Pair:
+        """A pair that is CONNECTING in our engine; wait for it to be ready. Raises why not."""
+        if callee.instance_id is not None:
+            again = unreachable("connecting again")
+            await engine.peers.wait_gone(callee.instance_id, again, limits.PAIR_CLOSED_MAX_S)
+        terms = PairTerms(
+            incarnation=secrets.randbits(64) | 1, mac_key=secrets.token_bytes(MAC_KEY_BYTES)
+        )
+        call = callee.connect(
+            kv_pb2.ConnectRequest(
+                endpoint=endpoint_of(engine, self._instance_id),
+                incarnation=terms.incarnation,
+                mac_key=terms.mac_key,
+            )
+        )
+        try:
+            remote = _check_answer(callee, await _first_answer(call, callee.address))
+            again = unreachable(f"{remote.instance_id} is paired again")
+            await engine.peers.wait_gone(remote.instance_id, again, limits.PAIR_CLOSED_MAX_S)
+            pair = engine.peers.connect(remote, terms, store=callee.store)
+        except BaseException:
+            call.cancel()
+            raise
+        watch = asyncio.create_task(_watch(engine, pair, call))
+        self._watches.add(watch)
+        watch.add_done_callback(self._watches.discard)
+        return pair
+
+    async def close(self) -> None:
+        """Ends every stream, and with it every pair."""
+        for watch in list(self._watches):
+            watch.cancel()
+        await asyncio.gather(*self._watches, return_exceptions=True)
+
+
+async def _first_answer(call: Any, address: str) -> kv_pb2.ConnectResponse:
+    try:
+        answer = await asyncio.wait_for(call.read(), limits.PAIR_READY_MAX_S)
+    except grpc.RpcError as error:
+        raise from_rpc_error(error) from error
+    except TimeoutError:
+        raise unreachable(
+            f"{address} did not answer Connect within {limits.PAIR_READY_MAX_S:g} s"
+        ) from None
+    if not isinstance(answer, kv_pb2.ConnectResponse):
+        raise unreachable(f"{address} ended Connect without an answer")
+    return answer
+
+
+def _check_answer(callee: Callee, answer: kv_pb2.ConnectResponse) -> Remote:
+    remote = remote_of(answer.endpoint)
+    if callee.instance_id is not None and remote.instance_id != callee.instance_id:
+        raise stale_epoch(f"{callee.address} is {remote.instance_id} now, not {callee.instance_id}")
+    if callee.epoch is not None and remote.epoch != callee.epoch:
+        raise stale_epoch(
+            f"{remote.instance_id} runs epoch {remote.epoch:016x}, the request names "
+            f"{callee.epoch:016x}: its engine has restarted"
+        )
+    return remote
+
+
+async def _watch(engine: Engine, pair: Pair, call: Any) -> None:
+    """Ends stream and pair when either ends."""
+    end = asyncio.create_task(_end_of(call))
+    broken = asyncio.create_task(pair.wait_broken())
+    try:
+        await asyncio.wait({end, broken}, return_when=asyncio.FIRST_COMPLETED)
+        error = end.result() if end.done() and not broken.done() else pair.failure()
+    except asyncio.CancelledError:
+        error = unreachable("this service ends")
+        raise
+    finally:
+        end.cancel()
+        broken.cancel()
+        call.cancel()
+        engine.peers.disconnect(pair, error)
+        if not pair.store:
+            engine.send(native.PeerLost(epoch=pair.remote.epoch))
+        _log.info("pair_ended", peer=pair.remote.instance_id, error=error.message)
+
+
+async def _end_of(call: Any) -> CrossdockError:
+    try:
+        while isinstance(await call.read(), kv_pb2.ConnectResponse):
+            pass
+    except grpc.RpcError as error:
+        return from_rpc_error(error)
+    return unreachable("the peer ended the pair")

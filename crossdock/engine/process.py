@@ -1,0 +1,147 @@
+"""Starts the engine program as a child process and forwards what it says to the log."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import structlog
+
+from crossdock import _native as native
+from crossdock.engine.link import Link, Process
+from crossdock.errors import Code, CrossdockError, Reason
+
+_log = structlog.get_logger("crossdock.engine")
+
+# A line of the engine's that is longer than this is cut into pieces.
+_LOG_LINE_BYTES_MAX = 256 << 10
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """What the engine is started with; its command line carries it as JSON."""
+
+    model_directory: str
+    instance_id: str
+    kv_dtype: str = "f32"
+    num_threads: int = 1
+    kernels: str = "auto"
+    kv_memory_bytes: int = 512 << 20
+    token_budget: int = 2_048
+    num_sequences_max: int = 256
+    transport: str = "auto"
+    bind_interface: str = ""
+    huge_pages: bool = False
+    verify_handoff: bool = False
+    store: bool = False
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+
+def engine_path(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where the engine program is: CROSSDOCK_ENGINE, else beside the native module."""
+    override = environ.get("CROSSDOCK_ENGINE")
+    if override:
+        path = Path(override)
+    else:
+        spec = importlib.util.find_spec("crossdock._native")
+        origin = spec.origin if spec is not None else None
+        folder = Path(origin).parent if origin else Path(__file__).parent.parent
+        path = folder / "bin" / "crossdock-engine"
+    if not os.access(path, os.X_OK):
+        raise CrossdockError(
+            Code.FAILED_PRECONDITION,
+            f"the engine program is missing or cannot be executed: {path}; install the package "
+            "again, or set CROSSDOCK_ENGINE to the program",
+            Reason.NOT_FOUND,
+        )
+    return path
+
+
+class EngineProcess:
+    """A child process running the engine. Implements `Process`."""
+
+    def __init__(self, child: asyncio.subprocess.Process) -> None:
+        self._child = child
+        self._forward = asyncio.create_task(self._forward_log())
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    async def wait(self) -> int:
+        code = await self._child.wait()
+        await self._forward
+        return code
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._child.kill()
+
+    async def _forward_log(self) -> None:
+        stream = self._child.stderr
+        assert stream is not None
+        while True:
+            try:
+                line = await stream.readline()
+            except ValueError:  # longer than the limit: what was buffered is dropped
+                continue
+            if not line:
+                return
+            _emit(line.decode("utf-8", errors="replace").rstrip())
+
+
+def _emit(line: str) -> None:
+    """An engine's JSON line keeps its fields; anything else (an assertion) is an error."""
+    try:
+        fields = json.loads(line)
+    except ValueError:
+        fields = None
+    if not isinstance(fields, dict):
+        if line:
+            _log.error("engine_output", line=line)
+        return
+    event = str(fields.pop("event", fields.pop("message", "engine")))
+    level = str(fields.pop("level", "info")).lower()
+    emit = {"debug": _log.debug, "warning": _log.warning, "error": _log.error}.get(level, _log.info)
+    emit(event, source="engine", **{f"engine_{key}": value for key, value in fields.items()})
+
+
+class ProcessLauncher:
+    """Launches the engine program with a fresh link. Implements `Launcher`."""
+
+    def __init__(self, config: EngineConfig, program: Path) -> None:
+        self._config = config
+        self._program = program
+
+    async def launch(self) -> tuple[Link, Process]:
+        link = native.EngineLink()
+        descriptors = (link.memory_fd, link.to_engine_fd, link.to_front_fd)
+        # No preexec_fn: the child is made by vfork, which runs none of gRPC's fork handlers.
+        child = await asyncio.create_subprocess_exec(
+            self._program,
+            "--link-fd",
+            str(link.memory_fd),
+            "--to-engine-fd",
+            str(link.to_engine_fd),
+            "--to-front-fd",
+            str(link.to_front_fd),
+            "--front-pid",
+            str(os.getpid()),
+            "--config",
+            self._config.to_json(),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            pass_fds=descriptors,
+            start_new_session=True,  # Ctrl-C reaches the front alone, which drains
+            limit=_LOG_LINE_BYTES_MAX,
+        )
+        return link, EngineProcess(child)

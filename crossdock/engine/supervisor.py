@@ -1,0 +1,145 @@
+"""Keeps one engine running: starts it, watches it, and replaces it when it dies or hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import structlog
+
+from crossdock.engine.client import Engine
+from crossdock.engine.lifecycle import ENGINE_TRANSITIONS, EngineEvent, EngineState, Lifecycle
+from crossdock.engine.link import Launcher
+from crossdock.errors import CrossdockError, engine_restarted
+
+_log = structlog.get_logger("crossdock.engine")
+
+
+@dataclass(frozen=True)
+class SupervisorTimes:
+    """All in seconds. The defaults suit production; tests shorten them."""
+
+    start_max_s: float = 600.0  # weights of a large model from a cold disk
+    hang_s: float = 30.0  # busy without progress for so long: dead
+    watch_interval_s: float = 5.0
+    backoff_min_s: float = 0.1
+    backoff_max_s: float = 30.0
+    steady_s: float = 60.0  # an engine that served so long restarts without backoff
+
+
+class EngineSupervisor:
+    """Owns the engine of a service. Used on one event loop.
+
+    `on_up` runs when an engine serves, before anyone else sees it; `on_down` right after its
+    requests have failed.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        *,
+        on_up: Callable[[Engine], Awaitable[None]],
+        on_down: Callable[[], Awaitable[None]],
+        times: SupervisorTimes | None = None,
+    ) -> None:
+        self._launcher = launcher
+        self._on_up = on_up
+        self._on_down = on_down
+        self._times = times or SupervisorTimes()
+        self._life = Lifecycle(EngineState.STARTING, ENGINE_TRANSITIONS)
+        self._engine: Engine | None = None
+        self._task: asyncio.Task[None] | None = None
+        self.num_restarts = 0
+
+    @property
+    def state(self) -> EngineState:
+        return self._life.state
+
+    def current(self) -> Engine:
+        """The engine that serves now. Raises ENGINE_RESTARTED while there is none."""
+        if self._life.state is not EngineState.SERVING or self._engine is None:
+            raise engine_restarted("the engine is restarting; try again")
+        if self._engine.down:
+            raise engine_restarted("the engine just ended and is restarted; try again")
+        return self._engine
+
+    def current_or_none(self) -> Engine | None:
+        try:
+            return self.current()
+        except CrossdockError:
+            return None
+
+    async def start(self) -> None:
+        """Returns once the first engine serves; raises what prevents it."""
+        engine = await self._launch()
+        await self._serve(engine)
+        self._task = asyncio.create_task(self._run(engine))
+
+    async def stop(self) -> None:
+        """Ends the engine for good."""
+        self._life.advance(EngineEvent.STOPPED)
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        if self._engine is not None:
+            await self._engine.shut_down()
+
+    async def _launch(self) -> Engine:
+        link, process = await self._launcher.launch()
+        engine = Engine(link, process)
+        self._engine = engine
+        try:
+            await engine.wait_ready(self._times.start_max_s)
+        except CrossdockError:
+            engine.kill()
+            await engine.wait_down()
+            raise
+        return engine
+
+    async def _serve(self, engine: Engine) -> None:
+        await self._on_up(engine)
+        self._life.advance(EngineEvent.READY)
+        _log.info("engine_serving", pid=engine.pid, epoch=f"{engine.epoch:016x}")
+
+    async def _run(self, engine: Engine) -> None:
+        backoff_s = self._times.backoff_min_s
+        loop = asyncio.get_running_loop()
+        while True:
+            since = loop.time()
+            await self._watch(engine)
+            self._life.advance(EngineEvent.EXITED)
+            await self._on_down()
+            if loop.time() - since > self._times.steady_s:
+                backoff_s = self._times.backoff_min_s
+            while True:
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(2 * backoff_s, self._times.backoff_max_s)
+                self._life.advance(EngineEvent.STARTED)
+                self.num_restarts += 1
+                try:
+                    engine = await self._launch()
+                    await self._serve(engine)
+                    break
+                except (CrossdockError, OSError) as error:
+                    self._life.advance(EngineEvent.EXITED)
+                    _log.error("engine_start_failed", error=str(error), next_try_s=backoff_s)
+
+    async def _watch(self, engine: Engine) -> None:
+        """Returns once the engine is down; kills one that hangs."""
+        clock = asyncio.get_running_loop().time
+        last, changed_at = engine.progress(), clock()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(engine.wait_down(), self._times.watch_interval_s)
+                return
+            now = engine.progress()
+            if now != last or not now[1]:
+                last, changed_at = now, clock()
+            elif clock() - changed_at >= self._times.hang_s:
+                _log.error("engine_hangs", pid=engine.pid, seconds=clock() - changed_at)
+                engine.kill()
+                await engine.wait_down()
+                return

@@ -1,0 +1,104 @@
+"""Between the messages of the services and the values of this package."""
+
+from __future__ import annotations
+
+from crossdock import _native as native
+from crossdock.api.v1 import decode_pb2, kv_pb2, prefill_pb2
+from crossdock.engine import limits
+from crossdock.engine.client import Engine
+from crossdock.engine.peers import MAC_KEY_BYTES, PairTerms, Remote
+from crossdock.engine.validation import Request, check_text
+from crossdock.errors import invalid_argument
+
+
+def sampling_of(message: decode_pb2.TokenSampling) -> native.Sampling:
+    """Unchecked: validation.py names what is out of bounds."""
+    return native.Sampling(
+        temperature=message.temperature,
+        top_k=message.top_k,
+        top_p=message.top_p,
+        seed=message.seed,
+        choice=message.choice,
+        max_tokens=message.max_tokens,
+        min_tokens=message.min_tokens,
+        ignore_eos=message.ignore_eos,
+        stop_token_ids=list(message.stop_token_ids),
+    )
+
+
+def request_of(message: decode_pb2.DecodeRequest | prefill_pb2.PrefillRequest) -> Request:
+    """The part that requests to prefill and to decode share, unchecked."""
+    return Request(
+        request_id=message.request_id,
+        handoff_id=message.handoff_id,
+        attempt=message.attempt,
+        token_ids=list(message.token_ids),
+        sampling=sampling_of(message.sampling),
+        tenant_salt=message.tenant_salt,
+        wants_digests=message.return_logit_digests,
+    )
+
+
+def token_message(event: native.SequenceToken, *, wants_digests: bool) -> decode_pb2.GeneratedToken:
+    message = decode_pb2.GeneratedToken(token_id=event.token, position=event.position)
+    if wants_digests:
+        message.logit_digest = digest_bytes(event.digest_low, event.digest_high)
+    return message
+
+
+def digest_bytes(low: int, high: int) -> bytes:
+    """A 128-bit digest as 16 bytes, the low half first, each half little-endian."""
+    return low.to_bytes(8, "little") + high.to_bytes(8, "little")
+
+
+def digest_words(digest: bytes) -> tuple[int, int]:
+    """The halves of `digest_bytes`."""
+    return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
+
+
+def endpoint_of(engine: Engine, instance_id: str) -> kv_pb2.EngineEndpoint:
+    """Our engine, as its peers see it."""
+    ready = engine.ready
+    return kv_pb2.EngineEndpoint(
+        instance_id=instance_id,
+        epoch=ready.epoch,
+        descriptor=ready.descriptor,
+        layout=ready.layout,
+        layout_text=ready.layout_text,
+        block_stride_bytes=ready.block_stride_bytes,
+    )
+
+
+def remote_of(endpoint: kv_pb2.EngineEndpoint) -> Remote:
+    """A peer's engine, checked as far as a front can."""
+    check_text("endpoint.instance_id", endpoint.instance_id, limits.INSTANCE_ID_BYTES_MAX)
+    if endpoint.epoch == 0:
+        raise invalid_argument("endpoint.epoch", "must not be 0")
+    _check_bytes("endpoint.descriptor", endpoint.descriptor, limits.DESCRIPTOR_BYTES_MAX)
+    _check_bytes("endpoint.layout", endpoint.layout, limits.LAYOUT_BYTES_MAX)
+    return Remote(
+        instance_id=endpoint.instance_id,
+        epoch=endpoint.epoch,
+        descriptor=endpoint.descriptor,
+        layout=endpoint.layout,
+        layout_text=endpoint.layout_text,
+        block_stride_bytes=endpoint.block_stride_bytes,
+    )
+
+
+def terms_of(request: kv_pb2.ConnectRequest) -> PairTerms:
+    """What a caller proposes for a pair, checked."""
+    if request.incarnation == 0:
+        raise invalid_argument("incarnation", "must not be 0")
+    if len(request.mac_key) != MAC_KEY_BYTES:
+        raise invalid_argument(
+            "mac_key", f"has {len(request.mac_key)} bytes; must have {MAC_KEY_BYTES}"
+        )
+    return PairTerms(incarnation=request.incarnation, mac_key=request.mac_key)
+
+
+def _check_bytes(field: str, value: bytes, bytes_max: int) -> None:
+    if not value:
+        raise invalid_argument(field, "must not be empty")
+    if len(value) > bytes_max:
+        raise invalid_argument(field, f"has {len(value)} bytes; at most {bytes_max}")
