@@ -87,6 +87,7 @@ class WireReader {
 
   size_t remaining() const { return rest_.size(); }
   bool failed() const { return failed_; }
+  void fail() { failed_ = true; }  // for checks that only the caller can make
   // True when every field was present and no byte is left over.
   bool done() const { return !failed_ && rest_.empty(); }
 

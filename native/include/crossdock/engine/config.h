@@ -1,0 +1,32 @@
+// What an engine is told at its start, as one JSON object.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "crossdock/blocks/kv_layout.h"
+#include "crossdock/sys/status.h"
+
+namespace crossdock {
+
+struct EngineConfig {
+  std::string instance_id;
+  std::string model_directory;
+  DType kv_dtype = DType::kBf16;
+  uint32_t num_threads = 1;
+  std::string kernels = "auto";
+  uint64_t kv_memory_bytes = 0;
+  uint32_t token_budget = 2048;
+  uint32_t num_sequences_max = 1024;
+  std::string transport = "auto";
+  std::string bind_interface;
+  bool huge_pages = false;
+  bool verify_handoff = false;
+  bool store = false;  // a kvstore will be connected: look blocks up there and write them back
+};
+
+// INVALID_ARGUMENT names the key and the bound; unknown keys are refused.
+Result<EngineConfig> parse_engine_config(std::string_view json);
+
+}  // namespace crossdock

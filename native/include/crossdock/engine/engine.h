@@ -1,0 +1,136 @@
+// The engine: one loop thread that schedules, runs the model, samples, and alone owns the block
+// pool, the prefix tree and the handoff table. The transfer thread moves bytes beside it.
+//
+// Theory of operation. The loop drains commands and transfer events, turns them into scheduler and
+// handoff events, plans a step, runs it, and reports its tokens. It looks at its inputs between
+// layers too, so that a grant or a cancel does not wait for a long chunk to end. What a step in
+// flight touches is not freed under it: a sequence that ends then is released after the step.
+// Without work the loop sleeps in epoll.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "crossdock/engine/config.h"
+#include "crossdock/engine/link.h"
+#include "crossdock/engine/peers.h"
+#include "crossdock/engine/request.h"
+#include "crossdock/engine/senders.h"
+#include "crossdock/engine/store_traffic.h"
+#include "crossdock/handoff/handoff_table.h"
+#include "crossdock/model/executor.h"
+#include "crossdock/sched/scheduler.h"
+#include "crossdock/sys/unique_fd.h"
+#include "crossdock/transfer/transfer_thread.h"
+
+namespace crossdock {
+
+class Engine {
+ public:
+  // Loads the model, allocates the slab, starts the transfer thread, and announces itself to the
+  // front. The error says what is missing and what to do.
+  static Result<std::unique_ptr<Engine>> start(const EngineConfig& config, EngineLink& link);
+
+  // Until Shutdown (OK) or a broken link.
+  Status run();
+
+ private:
+  Engine(const EngineConfig& config, EngineLink& link, std::unique_ptr<Executor> executor,
+         std::unique_ptr<TransferThread> transfer, uint32_t num_blocks);
+
+  // ---- loop.cpp: inputs, steps, sleep
+  Status pump();
+  void sleep();
+  void step(const StepPlan& plan);
+  void start_sources(const StepPlan& plan);
+  void prepare_batch(const StepPlan& plan);
+  void on_layer(uint32_t layer);
+  void sample_row(const PlanEntry& entry, uint32_t entry_index, std::span<const float> row);
+  void finish_step(const StepPlan& plan);
+  void offer_to_store(SequenceId id);
+  void accept_token(Request& request, int32_t token, uint32_t position, const LogitDigest& digest);
+  void emit(const link::Event& event);
+  void flush_tokens();
+  uint64_t now_ns() const;
+  uint64_t tick() const { return now_ns() / 1000; }  // microseconds
+
+  // ---- commands.cpp: what the front asks
+  void on(link::Generate& command);
+  void on(link::Expect& command);
+  void on(link::Prefill& command);
+  void on(link::Cancel& command);
+  void on(link::ConnectPeer& command);
+  void on(link::DisconnectPeer& command);
+  void on(link::PeerLost& command);
+  void on(link::StoreFound& command);
+  void on(link::StorePlaces& command);
+  void on(link::QueryStatus& command);
+  void on(link::Shutdown& command);
+  Request* admit(const link::Task& task, RequestKind kind);
+  void fail(SequenceId id, const Status& status);
+  void end_request(SequenceId id);
+  void release(SequenceId id);
+  bool holds_reservation(SequenceId id) const;
+
+  // ---- handoffs.cpp: what the transfer thread reports and the handoff table decides
+  void on(OperationDone& event);
+  void on(MessageArrived& event);
+  void on(PeerReady& event);
+  void on(PeerBroken& event);
+  void on(PeerClosed& event);
+  void break_pair(PeerId id, const Status& status);
+  void tell(HandoffEvent event);
+  void settle(const HandoffId& id);
+  void act(handoff_action::Send& action);
+  void act(handoff_action::Reserve& action);
+  void act(handoff_action::Verify& action);
+  void act(handoff_action::Activate& action);
+  void act(handoff_action::Quarantine& action);
+  void act(handoff_action::EndQuarantine& action);
+  void act(handoff_action::DropReservation& action);
+  void act(handoff_action::Lost& action);
+  void act(handoff_action::StartWrites& action);
+  void act(handoff_action::StopWrites& action);
+  void act(handoff_action::Finished& action);
+  void act(handoff_action::BreakPair& action);
+
+  const EngineConfig config_;
+  EngineLink& link_;
+  std::unique_ptr<Executor> executor_;
+  std::unique_ptr<TransferThread> transfer_;
+  Scheduler scheduler_;
+  HandoffTable table_;
+  Peers peers_;
+  Senders senders_;
+  StoreTraffic store_;
+  UniqueFd epoll_;
+
+  RequestMap requests_;
+  // A handoff that arrives here; kept until nothing of it is reserved or quarantined.
+  struct Receiving {
+    SequenceId sequence_id = 0;
+    uint32_t num_matched_blocks = 0;
+  };
+  std::map<HandoffId, Receiving> receiving_;
+  std::vector<HandoffEvent> untold_;  // events that arose while others were being told
+  bool telling_ = false;
+  bool stopped_ = false;
+
+  // Of the step in flight.
+  bool in_step_ = false;
+  std::vector<BatchItem> batch_;
+  std::vector<TokenResult> results_;
+  std::vector<ChoiceState> choices_;     // beside results_
+  std::vector<SequenceId> last_chunks_;  // sources whose prompt ends with this step
+  std::vector<SequenceId> to_release_;   // ended within the step
+  std::vector<TransferEvent> transfer_events_;
+  link::Tokens tokens_;
+  uint64_t num_steps_ = 0;
+  uint64_t num_generated_tokens_ = 0;
+  uint64_t num_computed_tokens_ = 0;
+};
+
+}  // namespace crossdock

@@ -1,0 +1,50 @@
+// The pairs of this engine: who is connected, in which incarnation, in which state.
+//
+//   connecting -> ready -> closing -> (forgotten)
+//   connecting -> closing
+// A broken peer goes to closing at once; it is forgotten when the transfer layer says that nothing
+// of ours is in flight on it.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "crossdock/blocks/kv_layout.h"
+#include "crossdock/engine/messages.h"
+#include "crossdock/handoff/messages.h"
+#include "crossdock/transfer/transfer.h"
+
+namespace crossdock {
+
+enum class PeerState : uint8_t { kConnecting, kReady, kClosing };
+
+struct Peer {
+  PeerId id = 0;
+  uint64_t epoch = 0;
+  uint64_t incarnation = 0;
+  PairKey key{};
+  bool store = false;
+  PeerState state = PeerState::kConnecting;
+  TransportKind transport = TransportKind::kSharedMemory;
+};
+
+std::string encode_layout(const KvLayout& layout);
+// Checks that `encoded` is this very layout. FAILED_PRECONDITION carries both, in words.
+Status compare_layout(const KvLayout& ours, const std::string& encoded);
+
+class Peers {
+ public:
+  // INVALID_ARGUMENT for a malformed command, ALREADY_EXISTS for a known id. The Connect to submit.
+  Result<Connect> add(const link::ConnectPeer& command, const KvLayout& ours);
+  Peer* find(PeerId id);
+  // The connected kvstore, or null.
+  const Peer* store() const;
+  void forget(PeerId id) { peers_.erase(id); }
+  const std::map<PeerId, Peer>& all() const { return peers_; }
+
+ private:
+  std::map<PeerId, Peer> peers_;
+};
+
+}  // namespace crossdock

@@ -1,0 +1,327 @@
+// The engine's loop: inputs, steps, sleep.
+
+#include <sys/epoll.h>
+#include <time.h>
+
+#include <algorithm>
+#include <cassert>
+#include <random>
+
+#include "crossdock/engine/engine.h"
+
+namespace crossdock {
+namespace {
+
+// A loop with work that cannot be planned yet (blocks are busy) looks again this often.
+constexpr uint64_t kStalledTicks = 10'000;
+constexpr uint64_t kOpenWaitTicks = 10'000'000;
+constexpr uint64_t kQuarantineGraceTicks = 2'000'000;
+
+uint64_t random_epoch() {
+  std::random_device device;
+  uint64_t epoch = 0;
+  while (epoch == 0) epoch = (uint64_t{device()} << 32) | device();
+  return epoch;
+}
+
+Status check_pool(const EngineConfig& config, const KvLayout& layout, uint64_t num_blocks) {
+  if (num_blocks >= 2 && num_blocks < UINT32_MAX) return {};
+  return {StatusCode::kInvalidArgument,
+          "kv_memory_bytes: " + std::to_string(config.kv_memory_bytes) + " holds " +
+              std::to_string(num_blocks) + " blocks of " + std::to_string(layout.stride_bytes()) +
+              " bytes; at least 2 are needed"};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Engine>> Engine::start(const EngineConfig& config, EngineLink& link) {
+  auto executor = load_cpu_executor({.model_directory = config.model_directory,
+                                     .kv_dtype = config.kv_dtype,
+                                     .num_threads = config.num_threads,
+                                     .kernels = config.kernels});
+  if (!executor.ok()) return executor.status();
+  const KvLayout& layout = executor.value()->layout();
+  const uint64_t num_blocks = config.kv_memory_bytes / layout.stride_bytes();
+  Status status = check_pool(config, layout, num_blocks);
+  if (!status.ok()) return status;
+  const uint64_t epoch = random_epoch();
+  auto transport = create_ucx_transport({.transport = config.transport,
+                                         .segment_bytes = num_blocks * layout.stride_bytes(),
+                                         .huge_pages = config.huge_pages,
+                                         .bind_interface = config.bind_interface},
+                                        epoch);
+  if (!transport.ok()) return transport.status();
+  auto transfer = std::make_unique<TransferThread>(std::move(transport).value());
+  std::unique_ptr<Engine> engine(new Engine(config, link, std::move(executor).value(),
+                                            std::move(transfer),
+                                            static_cast<uint32_t>(num_blocks)));
+  if (!engine->epoll_.valid()) return Status(StatusCode::kInternal, "epoll_create1 failed");
+  return engine;
+}
+
+Engine::Engine(const EngineConfig& config, EngineLink& link, std::unique_ptr<Executor> executor,
+               std::unique_ptr<TransferThread> transfer, uint32_t num_blocks)
+    : config_(config),
+      link_(link),
+      executor_(std::move(executor)),
+      transfer_(std::move(transfer)),
+      scheduler_({.num_blocks = num_blocks,
+                  .token_budget = config.token_budget,
+                  .num_sequences_max = config.num_sequences_max,
+                  .context_tokens_max = executor_->model().context_tokens_max}),
+      table_({.verify = config.verify_handoff,
+              .open_wait_ticks = kOpenWaitTicks,
+              .quarantine_grace_ticks = kQuarantineGraceTicks}),
+      senders_(executor_->layout(), scheduler_, *transfer_, config.verify_handoff),
+      store_(executor_->layout(), scheduler_, *transfer_,
+             [this](const link::Event& event) { emit(event); }),
+      epoll_(epoll_create1(EPOLL_CLOEXEC)) {
+  executor_->bind_slab(transfer_->segment().data(), num_blocks);
+  for (const int fd : {link_.wake_fd(), transfer_->event_fd()}) {
+    epoll_event event{.events = EPOLLIN, .data = {.fd = fd}};
+    epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event);
+  }
+  const EndpointDescriptor& descriptor = transfer_->descriptor();
+  const auto encoded = encode(descriptor);
+  const ModelConfig& model = executor_->model();
+  emit(link::Ready{.epoch = descriptor.epoch,
+                   .descriptor = {reinterpret_cast<const char*>(encoded.data()), encoded.size()},
+                   .layout = encode_layout(executor_->layout()),
+                   .layout_text = executor_->layout().to_string(),
+                   .numerics_id = executor_->numerics_id(),
+                   .num_blocks = num_blocks,
+                   .block_stride_bytes = static_cast<uint32_t>(executor_->layout().stride_bytes()),
+                   .context_tokens_max = model.context_tokens_max,
+                   .vocab_size = model.vocab_size,
+                   .eos_token_ids = model.eos_token_ids});
+}
+
+uint64_t Engine::now_ns() const {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
+}
+
+void Engine::emit(const link::Event& event) {
+  flush_tokens();
+  link_.send(event);
+}
+
+void Engine::flush_tokens() {
+  if (tokens_.tokens.empty()) return;
+  link_.send(tokens_);
+  tokens_.tokens.clear();
+}
+
+Status Engine::run() {
+  while (!stopped_) {
+    Status status = pump();
+    if (!status.ok()) return status;
+    if (!scheduler_.idle()) {
+      const StepPlan& plan = scheduler_.plan(tick());
+      start_sources(plan);
+      if (!plan.empty()) {
+        step(plan);
+        continue;
+      }
+    }
+    flush_tokens();
+    sleep();
+  }
+  flush_tokens();
+  return {};
+}
+
+Status Engine::pump() {
+  link_.count_progress();
+  for (;;) {
+    auto command = link_.receive();
+    if (!command.ok()) return command.status();
+    if (!command.value().has_value()) break;
+    std::visit([this](auto& c) { on(c); }, *command.value());
+  }
+  // A completion may lead to a further one at once, so the queue is drained until it is empty.
+  while (transfer_->drain(transfer_events_)) {
+    std::vector<TransferEvent> events;
+    events.swap(transfer_events_);
+    for (TransferEvent& event : events) {
+      std::visit([this](auto& e) { on(e); }, event);
+    }
+  }
+  const uint64_t now = tick();
+  if (table_.next_tick() <= now) tell(handoff_event::Tick{});
+  if (store_.next_tick() <= now) store_.expire(now);
+  link_.flush();
+  return {};
+}
+
+void Engine::sleep() {
+  const uint64_t now = tick();
+  uint64_t wake = std::min(table_.next_tick(), store_.next_tick());
+  if (!scheduler_.idle()) wake = std::min(wake, now + kStalledTicks);
+  if (!link_.flush()) wake = std::min(wake, now + 1000);
+  int timeout_ms = -1;
+  if (wake != UINT64_MAX) {
+    const uint64_t ticks = wake > now ? wake - now : 0;
+    timeout_ms = static_cast<int>(std::min<uint64_t>((ticks + 999) / 1000, 60'000));
+  }
+  if (!link_.prepare_sleep()) return link_.finish_sleep();
+  epoll_event events[2];
+  epoll_wait(epoll_.get(), events, 2, timeout_ms);
+  link_.finish_sleep();
+}
+
+// Acts on what a plan says beside its entries.
+void Engine::start_sources(const StepPlan& plan) {
+  for (const LoadOrder& order : plan.loads) store_.load(order);
+  for (const SequenceId id : plan.started) {
+    auto it = requests_.find(id);
+    if (it == requests_.end()) continue;
+    store_.started(id);
+    Request& request = it->second;
+    if (request.started_ns == 0) request.started_ns = now_ns();
+    if (request.kind == RequestKind::kSender) tell(handoff_event::Begin{request.handoff});
+  }
+  for (const SequenceId id : plan.revoke) {
+    fail(id, Status(StatusCode::kResourceExhausted,
+                    "the reservation was revoked: its blocks are needed by running sequences"));
+  }
+}
+
+void Engine::prepare_batch(const StepPlan& plan) {
+  batch_.clear();
+  results_.clear();
+  choices_.clear();
+  last_chunks_.clear();
+  for (const PlanEntry& entry : plan.entries) {
+    const auto tokens = scheduler_.tokens(entry.id);
+    const auto table = scheduler_.block_table(entry.id);
+    batch_.push_back({.tokens = tokens.subspan(entry.first_position, entry.num_tokens),
+                      .first_position = entry.first_position,
+                      .block_table = table,
+                      .wants_logits = entry.wants_logits});
+    auto it = requests_.find(entry.id);
+    if (!entry.wants_logits || it == requests_.end()) continue;
+    if (it->second.kind != RequestKind::kSender) continue;
+    last_chunks_.push_back(entry.id);
+    const uint32_t used = (entry.first_position + entry.num_tokens) % kBlockTokens;
+    if (used != 0) {
+      executor_->zero_tail(table[(entry.first_position + entry.num_tokens) / kBlockTokens], used);
+    }
+  }
+}
+
+void Engine::step(const StepPlan& plan) {
+  prepare_batch(plan);
+  const uint64_t begin_ns = now_ns();
+  in_step_ = true;
+  link_.set_in_step(true);
+  const auto logits = executor_->run(batch_, [this](uint32_t layer) { on_layer(layer); });
+  in_step_ = false;
+  const size_t vocab_size = executor_->model().vocab_size;
+  size_t row = 0;
+  uint64_t num_tokens = 0;
+  for (uint32_t i = 0; i < plan.entries.size(); ++i) {
+    num_tokens += plan.entries[i].num_tokens;
+    if (!plan.entries[i].wants_logits) continue;
+    sample_row(plan.entries[i], i, logits.subspan(row++ * vocab_size, vocab_size));
+  }
+  ++num_steps_;
+  num_computed_tokens_ += num_tokens;
+  if (plan.num_decodes == 0) store_.observe_compute(num_tokens, now_ns() - begin_ns);
+  finish_step(plan);
+  link_.set_in_step(false);
+}
+
+void Engine::on_layer(uint32_t layer) {
+  link_.count_progress();
+  // The pump's error, a broken link, is found again and handled after the step.
+  (void)pump();
+  for (const SequenceId id : last_chunks_) {
+    auto it = requests_.find(id);
+    if (it != requests_.end() && senders_.find(it->second.handoff) != nullptr) {
+      senders_.post_layers(it->second.handoff, layer + 1);
+    }
+  }
+}
+
+void Engine::sample_row(const PlanEntry& entry, uint32_t entry_index, std::span<const float> row) {
+  TokenResult result{.entry_index = entry_index, .finished = true};
+  ChoiceState choice;
+  auto it = requests_.find(entry.id);
+  if (it != requests_.end()) {
+    Request& request = it->second;
+    const uint32_t position = entry.first_position + entry.num_tokens;
+    result.token = sample(row, request.sampling, position, banned_at(request, position));
+    result.finished = finish_of(request, result.token, position,
+                                executor_->model().context_tokens_max) != link::Finish::kNone;
+    const LogitDigest bits = request.wants_digests ? digest(row) : LogitDigest{};
+    choice = {result.token, bits.low, bits.high};
+    if (request.computed_ns == 0) request.computed_ns = now_ns();
+  }
+  results_.push_back(result);
+  choices_.push_back(choice);
+}
+
+void Engine::finish_step(const StepPlan& plan) {
+  // The plan's storage is the scheduler's, and what follows may plan again; ids are copied out.
+  std::vector<PlanEntry> entries(plan.entries.begin(), plan.entries.end());
+  scheduler_.step_done(results_, tick());
+  for (const SequenceId id : to_release_) scheduler_.finish(id);
+  to_release_.clear();
+  for (const PlanEntry& entry : entries) {
+    auto it = requests_.find(entry.id);
+    if (it == requests_.end() || entry.wants_logits) continue;
+    if (it->second.kind == RequestKind::kSender) senders_.post_complete(it->second.handoff);
+  }
+  for (size_t i = 0; i < results_.size(); ++i) {
+    const PlanEntry& entry = entries[results_[i].entry_index];
+    auto it = requests_.find(entry.id);
+    if (it == requests_.end()) continue;
+    Request& request = it->second;
+    if (request.kind == RequestKind::kSender) {
+      const HandoffId handoff = request.handoff;
+      offer_to_store(entry.id);
+      senders_.post_rest(handoff, choices_[i]);
+      settle(handoff);
+    } else {
+      accept_token(request, results_[i].token, entry.first_position + entry.num_tokens,
+                   {choices_[i].digest_low, choices_[i].digest_high});
+    }
+  }
+  flush_tokens();
+}
+
+// The prompt's whole blocks, which are final now.
+void Engine::offer_to_store(SequenceId id) {
+  if (!config_.store || peers_.store() == nullptr || !scheduler_.contains(id)) return;
+  const uint32_t num_blocks = scheduler_.num_computed(id) / kBlockTokens;
+  store_.offer(scheduler_.chain(id).first(num_blocks), scheduler_.block_table(id).first(num_blocks),
+               tick());
+}
+
+void Engine::accept_token(Request& request, int32_t token, uint32_t position,
+                          const LogitDigest& bits) {
+  if (!request.started) {
+    request.started = true;
+    link::Started started{.sequence_id = request.sequence_id,
+                          .num_cached_tokens = scheduler_.num_cached_tokens(request.sequence_id)};
+    if (request.started_ns != 0) {
+      started.queue_ns = request.started_ns - request.accepted_ns;
+      started.prefill_ns = request.computed_ns - request.started_ns;
+    }
+    emit(started);
+  }
+  const link::Finish finish =
+      finish_of(request, token, position, executor_->model().context_tokens_max);
+  tokens_.tokens.push_back({.sequence_id = request.sequence_id,
+                            .token = token,
+                            .position = position,
+                            .digest_low = bits.low,
+                            .digest_high = bits.high,
+                            .finish = finish});
+  ++num_generated_tokens_;
+  if (finish != link::Finish::kNone) end_request(request.sequence_id);
+}
+
+}  // namespace crossdock
