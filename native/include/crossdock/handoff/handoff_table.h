@@ -18,6 +18,7 @@
 #include <variant>
 #include <vector>
 
+#include "crossdock/handoff/lifecycle.h"
 #include "crossdock/handoff/messages.h"
 
 namespace crossdock {
@@ -72,6 +73,7 @@ struct Expect {  // Generate named this handoff; nothing is held for it yet
   uint32_t attempt = 0;
   uint64_t peer_epoch = 0;  // of the P that will send it
   uint32_t num_prompt_tokens = 0;
+  uint32_t num_choices = 1;  // that the commit carries
 };
 struct Reserved {  // answers the Reserve action
   HandoffId id;
@@ -111,7 +113,10 @@ struct WritesFailed {
   HandoffId id;
   Status status;
 };
-struct WritesStopped {  // answers StopWrites: none is in flight
+// Answers StopWrites: none is in flight, which only a fence that came back clean proves. Where it
+// came back with an error the pair is broken, and PairClosed answers instead; WritesStopped may
+// still follow and is ignored.
+struct WritesStopped {
   HandoffId id;
 };
 struct Cancel {  // the caller of Prefill went away, or the prompt failed
@@ -194,26 +199,21 @@ struct HandoffConfig {
   bool verify = false;                  // check the checksum of a commit before acknowledging
   uint64_t open_wait_ticks = 0;         // an open that precedes its Expect
   uint64_t quarantine_grace_ticks = 0;  // no `aborted` by then: the pair is broken for proof
-  uint32_t tombstones_max = 4096;
-};
-
-// Counters, one a kind of refusal, so that every outcome is visible.
-struct HandoffCounters {
-  uint64_t commits = 0;
-  uint64_t revokes = 0;
-  uint64_t aborts = 0;
-  uint64_t refused_unknown = 0;  // message for an id nobody knows
-  uint64_t refused_incarnation = 0;
-  uint64_t refused_attempt = 0;
-  uint64_t refused_mac = 0;
-  uint64_t refused_checksum = 0;
-  uint64_t refused_state = 0;  // commit after revoke, and the like
-  uint64_t duplicates = 0;
+  // An expectation without an open. The caller's lease bounds it already, hence no bound here.
+  uint64_t expect_wait_ticks = UINT64_MAX;
+  uint32_t tombstones_max = 4096;    // of each side; as many again for ids nobody expected
+  uint32_t pending_opens_max = 256;  // of one pair, waiting for their Expect
 };
 
 class HandoffTable {
  public:
   explicit HandoffTable(const HandoffConfig& config);
+  // With lifecycles of the caller's, which must outlive the table: tests change a cell to prove
+  // that a checker notices.
+  HandoffTable(const HandoffConfig& config, const receiver::Lifecycle& receiver_lifecycle,
+               const sender::Lifecycle& sender_lifecycle);
+  HandoffTable(const HandoffTable& other);  // a copy that lives on by itself, for exploration
+  HandoffTable& operator=(const HandoffTable&) = delete;
   ~HandoffTable();
 
   // Appends the actions that follow, in order.
@@ -227,9 +227,11 @@ class HandoffTable {
   const HandoffCounters& counters() const;
   // The earliest tick at which a Tick event would do something; UINT64_MAX when never.
   uint64_t next_tick() const;
+  // One line for every pair, record and tombstone; equal texts mean equal futures.
+  std::string describe() const;
 
  private:
-  struct Impl;  // the owner of this folder may replace this by members
+  struct Impl;
   std::unique_ptr<Impl> impl_;
 };
 

@@ -71,11 +71,25 @@ struct Aborted {  // P -> D: no write of this handoff is or will be in flight
 };
 using HandoffMessage = std::variant<Open, GrantBlocks, Refuse, Revoke, Commit, Ack, Nack, Aborted>;
 
+// Bounds, checked before anything is allocated: 2 M tokens of prompt, 1,024 choices.
+inline constexpr size_t kHandoffBlocksMax = 65536;
+inline constexpr size_t kHandoffChoicesMax = 1024;
+inline constexpr size_t kHandoffMessageBytesMax = 64 + kHandoffBlocksMax * sizeof(BlockId);
+
+// Blocks that a prompt takes.
+constexpr uint32_t num_prompt_blocks(uint32_t num_prompt_tokens) {
+  return num_prompt_tokens / kBlockTokens + (num_prompt_tokens % kBlockTokens != 0 ? 1 : 0);
+}
+
+// Asserts the bounds and that a refusal has a reason: both are ours to keep.
 std::vector<std::byte> encode(const HandoffMessage& message);
+// INVALID_ARGUMENT for anything that encode() could not have made.
 Result<HandoffMessage> decode_handoff(std::span<const std::byte> bytes);
 const HandoffKey& key_of(const HandoffMessage& message);
 
 using PairKey = std::array<uint8_t, 32>;  // MAC key agreed when the pair was made
 std::array<uint8_t, 16> commit_mac(const Commit& commit, const PairKey& key);
+// In constant time.
+bool commit_mac_matches(const Commit& commit, const PairKey& key);
 
 }  // namespace crossdock
