@@ -12,6 +12,8 @@
 // A valid commit that has arrived wins over a broken pair and a lost peer even while it is being
 // verified: its bytes are in, and nothing more is needed of P. Only the end of the lease or a wrong
 // checksum undoes it.
+//
+// `lost` comes before `end-quarantine`: the front hears of the loss while the handoff still exists.
 #include "crossdock/handoff/lifecycle.h"
 
 namespace crossdock::receiver {
@@ -234,7 +236,7 @@ const Lifecycle::Row kRows[] = {
     {S::kGranted,
      {I::kCommitMisfit},
      S::kFreed,
-     {D::kSendNack, D::kQuarantine, D::kEndQuarantine, D::kLost},
+     {D::kSendNack, D::kQuarantine, D::kLost, D::kEndQuarantine},
      &N::refused_shape,
      C::kFailedPrecondition,
      "the commit does not fit the grant (blocks, choices, or no checksum where one is verified)"},
@@ -248,7 +250,7 @@ const Lifecycle::Row kRows[] = {
     {S::kGranted,
      {I::kAborted},
      S::kFreed,
-     {D::kQuarantine, D::kEndQuarantine, D::kLost},
+     {D::kQuarantine, D::kLost, D::kEndQuarantine},
      &N::aborts,
      C::kAborted,
      "the prefill instance gave the handoff up"},
@@ -284,7 +286,7 @@ const Lifecycle::Row kRows[] = {
     {S::kVerifying,
      {I::kVerifyFailed},
      S::kFreed,
-     {D::kSendNack, D::kQuarantine, D::kEndQuarantine, D::kLost},
+     {D::kSendNack, D::kQuarantine, D::kLost, D::kEndQuarantine},
      &N::refused_checksum,
      C::kDataLoss,
      "the blocks that arrived do not match the commit's checksum"},

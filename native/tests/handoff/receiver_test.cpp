@@ -247,7 +247,7 @@ TEST(Receiver, CommitMustFitTheGrant) {
   for (const Commit& misfit :
        {signed_commit(1), signed_commit(3), signed_commit(2, 0), signed_commit(2, 2)}) {
     Table d = granted();
-    EXPECT_EQ(d.arrive(misfit), "send-nack quarantine end-quarantine lost");
+    EXPECT_EQ(d.arrive(misfit), "send-nack quarantine lost end-quarantine");
     EXPECT_EQ(d.receiver(), ReceiverState::kFreed);
     EXPECT_EQ(d.counters().refused_shape, 1u);
   }
@@ -281,7 +281,7 @@ TEST(Receiver, VerifiesBeforeItActivates) {
 
 TEST(Receiver, WrongChecksumIsLostAndFreesTheBlocks) {
   Table d = verifying();
-  EXPECT_EQ(d.on(event::Verified{kId, false}), "send-nack quarantine end-quarantine lost");
+  EXPECT_EQ(d.on(event::Verified{kId, false}), "send-nack quarantine lost end-quarantine");
   EXPECT_EQ(d.sent<Nack>().reason, StatusCode::kDataLoss);
   EXPECT_EQ(d.counters().refused_checksum, 1u);
 }
@@ -311,7 +311,7 @@ TEST(Receiver, VerifyRefusesACommitWithoutAChecksum) {
   Commit commit = signed_commit();
   commit.checksum = {};
   commit.mac = commit_mac(commit, pair_key());
-  EXPECT_EQ(d.arrive(commit), "send-nack quarantine end-quarantine lost");
+  EXPECT_EQ(d.arrive(commit), "send-nack quarantine lost end-quarantine");
 }
 
 TEST(Receiver, AbortFromTheSenderInEachState) {
@@ -321,7 +321,7 @@ TEST(Receiver, AbortFromTheSenderInEachState) {
   EXPECT_EQ(r.arrive(Aborted{kKey}), "lost");
   EXPECT_EQ(r.on(reserved()), "drop-reservation");
   Table g = granted();
-  EXPECT_EQ(g.arrive(Aborted{kKey}), "quarantine end-quarantine lost");
+  EXPECT_EQ(g.arrive(Aborted{kKey}), "quarantine lost end-quarantine");
   Table c = committed();
   EXPECT_EQ(c.arrive(Aborted{kKey}), "") << "the commit came first";
   EXPECT_EQ(c.receiver(), ReceiverState::kCommitted);
