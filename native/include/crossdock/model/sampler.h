@@ -11,7 +11,7 @@
 namespace crossdock {
 
 struct SamplingParams {
-  float temperature = 1.0f;  // 0: greedy (lowest id wins a tie)
+  float temperature = 1.0f;  // in [0, 100]; 0: greedy (lowest id wins a tie)
   uint32_t top_k = 0;        // 0: off
   float top_p = 1.0f;        // in (0, 1]
   uint64_t seed = 0;

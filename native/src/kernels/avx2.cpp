@@ -1,0 +1,342 @@
+// AVX2 and FMA. Bit-identical to scalar.cpp: the same chains, eight of them a register.
+//
+// Compiled with its own flags, so it calls no inline function that another file might share.
+#include <immintrin.h>
+
+#include "crossdock/kernels/kernels.h"
+#include "crossdock/kernels/math.h"
+#include "select.h"
+
+namespace crossdock::kernels {
+namespace {
+
+constexpr uint32_t kBlockSlots = 32;
+constexpr uint32_t kWidth = 8;
+constexpr uint32_t kRows = 6;  // 6 rows x 16 outputs: 12 accumulators of the 16 registers
+
+#define CROSSDOCK_INLINE inline __attribute__((always_inline))
+
+CROSSDOCK_INLINE __m256 load(const float* p) { return _mm256_loadu_ps(p); }
+
+CROSSDOCK_INLINE __m256 load(const uint16_t* p) {
+  const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+}
+
+CROSSDOCK_INLINE __m256 exp_ps(__m256 x) {
+  const __m256 flush = _mm256_cmp_ps(x, _mm256_set1_ps(kExpMin), _CMP_LT_OQ);
+  // The second operand of min is what comes back for a NaN.
+  const __m256 clamped = _mm256_min_ps(_mm256_set1_ps(kExpMax), x);
+  const __m256 magic = _mm256_set1_ps(kRoundingMagic);
+  const __m256 shifted = _mm256_fmadd_ps(clamped, _mm256_set1_ps(kLog2E), magic);
+  const __m256 n = _mm256_sub_ps(shifted, magic);
+  __m256 r = _mm256_fmadd_ps(n, _mm256_set1_ps(-kLn2High), clamped);
+  r = _mm256_fmadd_ps(n, _mm256_set1_ps(-kLn2Low), r);
+  __m256 p = _mm256_fmadd_ps(r, _mm256_set1_ps(kExp6), _mm256_set1_ps(kExp5));
+  p = _mm256_fmadd_ps(r, p, _mm256_set1_ps(kExp4));
+  p = _mm256_fmadd_ps(r, p, _mm256_set1_ps(kExp3));
+  p = _mm256_fmadd_ps(r, p, _mm256_set1_ps(kExp2));
+  p = _mm256_fmadd_ps(_mm256_mul_ps(r, r), p, r);
+  p = _mm256_add_ps(p, _mm256_set1_ps(1.0f));
+  const __m256i exponent =
+      _mm256_slli_epi32(_mm256_add_epi32(_mm256_castps_si256(shifted), _mm256_set1_epi32(127)), 23);
+  return _mm256_andnot_ps(flush, _mm256_mul_ps(p, _mm256_castsi256_ps(exponent)));
+}
+
+CROSSDOCK_INLINE __m256 silu_ps(__m256 x) {
+  const __m256 negated = _mm256_xor_ps(x, _mm256_set1_ps(-0.0f));
+  return _mm256_div_ps(x, _mm256_add_ps(_mm256_set1_ps(1.0f), exp_ps(negated)));
+}
+
+// B as `count` rows of C registers, row by row `stride` apart; registers 2i and 2i+1 lie together,
+// pairs `pair_stride` apart (16 when the columns are contiguous).
+template <typename W>
+struct Columns {
+  const W* base;
+  size_t stride;
+  size_t pair_stride;
+};
+
+// acc[r][c] continues its chain over a[r][0..count) * b[0..count)[c].
+template <int R, int C, typename W>
+CROSSDOCK_INLINE void accumulate(__m256 (&acc)[R][C], const float* a, size_t a_stride,
+                                 const Columns<W>& b, uint32_t count) {
+  const W* row = b.base;
+  for (uint32_t k = 0; k < count; ++k, row += b.stride) {
+    __m256 columns[C];
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) columns[c] = load(row + (c / 2) * b.pair_stride + (c % 2) * kWidth);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const __m256 value = _mm256_broadcast_ss(a + r * a_stride + k);
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) acc[r][c] = _mm256_fmadd_ps(value, columns[c], acc[r][c]);
+    }
+  }
+}
+
+template <int R, int C>
+CROSSDOCK_INLINE void clear(__m256 (&acc)[R][C]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) acc[r][c] = _mm256_setzero_ps();
+  }
+}
+
+template <int R, int C>
+CROSSDOCK_INLINE void fetch(__m256 (&acc)[R][C], const float* from, size_t stride) {
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) acc[r][c] = _mm256_loadu_ps(from + r * stride + c * kWidth);
+  }
+}
+
+template <int R, int C>
+CROSSDOCK_INLINE void store(const __m256 (&acc)[R][C], float* to, size_t stride) {
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) _mm256_storeu_ps(to + r * stride + c * kWidth, acc[r][c]);
+  }
+}
+
+// ---- product ----
+
+// The results of up to four neighbouring panels for a few rows: [row][panel][16].
+constexpr size_t kTilePanels = 4;
+constexpr size_t kTileStride = kTilePanels * kPanelOutputs;
+using Tile = float[kRows * kTileStride];
+
+// Panels of R rows: P at a time, into tile columns from panel `slot`.
+template <int R, int P, typename W>
+__attribute__((noinline)) void panels(const Product& job, uint32_t row, const W* weights,
+                                      float* tile) {
+  __m256 acc[R][2 * P];
+  clear(acc);
+  const Columns<W> b{weights, kPanelOutputs, size_t{job.depth} * kPanelOutputs};
+  accumulate(acc, job.x + row * job.x_stride, job.x_stride, b, job.depth);
+  store(acc, tile, kTileStride);
+}
+
+template <typename W>
+using PanelsFunction = void (*)(const Product&, uint32_t, const W*, float*);
+
+template <typename W>
+constexpr PanelsFunction<W> kOnePanel[kRows] = {panels<1, 1, W>, panels<2, 1, W>, panels<3, 1, W>,
+                                                panels<4, 1, W>, panels<5, 1, W>, panels<6, 1, W>};
+
+// One row of one unit: 16 outputs from the tile into y.
+CROSSDOCK_INLINE void emit(const Product& job, uint32_t row, uint32_t unit, const float* tile) {
+  __m256 low = _mm256_loadu_ps(tile), high = _mm256_loadu_ps(tile + kWidth);
+  if (job.epilogue == Epilogue::kSwiGlu) {
+    low = _mm256_mul_ps(silu_ps(low), _mm256_loadu_ps(tile + kPanelOutputs));
+    high = _mm256_mul_ps(silu_ps(high), _mm256_loadu_ps(tile + kPanelOutputs + kWidth));
+  }
+  const uint32_t first = unit * kPanelOutputs;
+  const bool adds = job.epilogue == Epilogue::kAdd;
+  float* y = job.y + row * job.y_stride + first;
+  if (first + kPanelOutputs <= job.num_outputs) {
+    if (adds) {
+      low = _mm256_add_ps(_mm256_loadu_ps(y), low);
+      high = _mm256_add_ps(_mm256_loadu_ps(y + kWidth), high);
+    }
+    _mm256_storeu_ps(y, low);
+    _mm256_storeu_ps(y + kWidth, high);
+    return;
+  }
+  float rest[kPanelOutputs];
+  _mm256_storeu_ps(rest, low);
+  _mm256_storeu_ps(rest + kWidth, high);
+  for (uint32_t i = 0; first + i < job.num_outputs; ++i) y[i] = adds ? y[i] + rest[i] : rest[i];
+}
+
+// `num_panels` (at most four) from `unit` on are in the tile for `num_rows` rows from `row` on.
+void emit_tile(const Product& job, uint32_t row, uint32_t num_rows, uint32_t unit,
+               uint32_t num_panels, const float* tile) {
+  const uint32_t step = job.epilogue == Epilogue::kSwiGlu ? 2 : 1;
+  for (uint32_t r = 0; r < num_rows; ++r) {
+    for (uint32_t p = 0; p < num_panels; p += step) {
+      emit(job, row + r, unit + p / step, tile + r * kTileStride + p * kPanelOutputs);
+    }
+  }
+}
+
+// Few rows: weights stream from memory once, widened in registers.
+template <typename W>
+void product_narrow(const Product& job, uint32_t unit_begin, uint32_t unit_end) {
+  const uint32_t step = job.epilogue == Epilogue::kSwiGlu ? 2 : 1;
+  const size_t panel_size = size_t{job.depth} * kPanelOutputs;
+  const W* weights = reinterpret_cast<const W*>(job.panels);
+  const uint32_t end = unit_end * step;
+  // As many chains at once as hide the latency of an fma.
+  const uint32_t together = job.num_rows == 1 ? 4 : job.num_rows <= 3 ? 2 : 1;
+  Tile tile;
+  for (uint32_t panel = unit_begin * step; panel < end;) {
+    const W* w = weights + panel * panel_size;
+    uint32_t count = step;
+    if (together == 4 && panel + 4 <= end) {
+      count = 4;
+      panels<1, 4, W>(job, 0, w, tile);
+    } else if (together >= 2 && panel + 2 <= end) {
+      count = 2;
+      if (job.num_rows == 1) panels<1, 2, W>(job, 0, w, tile);
+      if (job.num_rows == 2) panels<2, 2, W>(job, 0, w, tile);
+      if (job.num_rows == 3) panels<3, 2, W>(job, 0, w, tile);
+    } else {
+      for (uint32_t p = 0; p < step; ++p) {
+        kOnePanel<W>[job.num_rows - 1](job, 0, w + p* panel_size, tile + p* kPanelOutputs);
+      }
+    }
+    emit_tile(job, 0, job.num_rows, panel / step, count, tile);
+    panel += count;
+  }
+}
+
+// Many rows: each unit's weights are widened to f32 once, then used by all rows.
+template <typename W>
+void product_wide(const Product& job, uint32_t unit_begin, uint32_t unit_end, float* scratch) {
+  const uint32_t step = job.epilogue == Epilogue::kSwiGlu ? 2 : 1;
+  const size_t panel_size = size_t{job.depth} * kPanelOutputs;
+  Tile tile;
+  for (uint32_t unit = unit_begin; unit < unit_end; ++unit) {
+    const W* w = reinterpret_cast<const W*>(job.panels) + unit * step * panel_size;
+    const float* wide = reinterpret_cast<const float*>(w);
+    if constexpr (sizeof(W) != sizeof(float)) {
+      for (size_t i = 0; i < step * panel_size; i += kWidth) {
+        _mm256_storeu_ps(scratch + i, load(w + i));
+      }
+      wide = scratch;
+    }
+    for (uint32_t row = 0; row < job.num_rows; row += kRows) {
+      const uint32_t rows = job.num_rows - row < kRows ? job.num_rows - row : kRows;
+      for (uint32_t p = 0; p < step; ++p) {
+        kOnePanel<float>[rows - 1](job, row, wide + p* panel_size, tile + p* kPanelOutputs);
+      }
+      emit_tile(job, row, rows, unit, step, tile);
+    }
+  }
+}
+
+void product(const Product& job, uint32_t unit_begin, uint32_t unit_end, float* scratch) {
+  const bool narrow = job.num_rows <= kRows;
+  if (job.num_rows == 0) return;
+  if (job.type == ElementType::kF32) {
+    if (narrow) return product_narrow<float>(job, unit_begin, unit_end);
+    return product_wide<float>(job, unit_begin, unit_end, scratch);
+  }
+  if (narrow) return product_narrow<uint16_t>(job, unit_begin, unit_end);
+  product_wide<uint16_t>(job, unit_begin, unit_end, scratch);
+}
+
+// ---- attention ----
+
+template <int R, int C, typename W>
+CROSSDOCK_INLINE void score_tile(const Scores& job, uint32_t row, uint32_t slot) {
+  __m256 acc[R][C];
+  clear(acc);
+  const Columns<W> b{reinterpret_cast<const W*>(job.k) + slot, kBlockSlots, 2 * kWidth};
+  accumulate(acc, job.q + size_t{row} * job.head_dim, job.head_dim, b, job.head_dim);
+  store(acc, job.scores + row * job.scores_stride + slot, job.scores_stride);
+}
+
+template <typename W>
+void scores_of(const Scores& job) {
+  uint32_t row = 0;
+  for (; row + kRows <= job.num_rows; row += kRows) {
+    score_tile<6, 2, W>(job, row, 0);
+    score_tile<6, 2, W>(job, row, 2 * kWidth);
+  }
+  for (; row + 3 <= job.num_rows; row += 3) score_tile<3, 4, W>(job, row, 0);
+  if (row + 2 == job.num_rows) score_tile<2, 4, W>(job, row, 0);
+  if (row + 1 == job.num_rows) score_tile<1, 4, W>(job, row, 0);
+}
+
+void scores(const Scores& job) {
+  job.type == ElementType::kF32 ? scores_of<float>(job) : scores_of<uint16_t>(job);
+}
+
+void softmax(float* scores, uint32_t num_slots, float* max, float* sum) {
+  const uint32_t padded = (num_slots + kBlockSlots - 1) / kBlockSlots * kBlockSlots;
+  for (uint32_t slot = num_slots; slot < padded; ++slot) scores[slot] = -__builtin_inff();
+  __m256 low = _mm256_set1_ps(-__builtin_inff()), high = low;
+  for (uint32_t slot = 0; slot < padded; slot += 2 * kWidth) {
+    low = _mm256_max_ps(low, _mm256_loadu_ps(scores + slot));
+    high = _mm256_max_ps(high, _mm256_loadu_ps(scores + slot + kWidth));
+  }
+  low = _mm256_max_ps(low, high);
+  __m128 four = _mm_max_ps(_mm256_castps256_ps128(low), _mm256_extractf128_ps(low, 1));
+  four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  four = _mm_max_ss(four, _mm_shuffle_ps(four, four, 1));
+  *max = _mm_cvtss_f32(four);
+  const __m256 top = _mm256_set1_ps(*max);
+  low = high = _mm256_setzero_ps();
+  for (uint32_t slot = 0; slot < padded; slot += 2 * kWidth) {
+    const __m256 a = exp_ps(_mm256_sub_ps(_mm256_loadu_ps(scores + slot), top));
+    const __m256 b = exp_ps(_mm256_sub_ps(_mm256_loadu_ps(scores + slot + kWidth), top));
+    _mm256_storeu_ps(scores + slot, a);
+    _mm256_storeu_ps(scores + slot + kWidth, b);
+    low = _mm256_add_ps(low, a);
+    high = _mm256_add_ps(high, b);
+  }
+  low = _mm256_add_ps(low, high);
+  four = _mm_add_ps(_mm256_castps256_ps128(low), _mm256_extractf128_ps(low, 1));
+  four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  four = _mm_add_ss(four, _mm_shuffle_ps(four, four, 1));
+  *sum = _mm_cvtss_f32(four);
+}
+
+template <int R, int C, typename W>
+CROSSDOCK_INLINE void value_tile(const WeightedSum& job, uint32_t row, uint32_t dim) {
+  __m256 acc[R][C];
+  float* values = job.values + size_t{row} * job.head_dim + dim;
+  if (job.slot_begin == 0) {
+    clear(acc);
+  } else {
+    fetch(acc, values, job.head_dim);
+  }
+  const float* p = job.p + row * job.p_stride;
+  for (uint32_t slot = job.slot_begin; slot < job.slot_end;) {
+    const uint32_t block_end = (slot / kBlockSlots + 1) * kBlockSlots;
+    const uint32_t end = block_end < job.slot_end ? block_end : job.slot_end;
+    const W* v = reinterpret_cast<const W*>(job.v_blocks[slot / kBlockSlots]);
+    const Columns<W> b{v + size_t{slot % kBlockSlots} * job.head_dim + dim, job.head_dim,
+                       2 * kWidth};
+    accumulate(acc, p + slot, job.p_stride, b, end - slot);
+    slot = end;
+  }
+  store(acc, values, job.head_dim);
+}
+
+// All dimensions of R rows, the widest tiles first. C: registers that fit beside R rows.
+template <int R, int C, typename W>
+void value_rows(const WeightedSum& job, uint32_t row) {
+  uint32_t dim = 0;
+  for (; dim + C * kWidth <= job.head_dim; dim += C * kWidth) value_tile<R, C, W>(job, row, dim);
+  if constexpr (C > 2) {
+    for (; dim + 2 * kWidth <= job.head_dim; dim += 2 * kWidth) value_tile<R, 2, W>(job, row, dim);
+  }
+  if (dim < job.head_dim) value_tile<R, 1, W>(job, row, dim);
+}
+
+template <typename W>
+void weighted_sum_of(const WeightedSum& job) {
+  uint32_t row = 0;
+  for (; row + kRows <= job.num_rows; row += kRows) value_rows<6, 2, W>(job, row);
+  for (; row + 3 <= job.num_rows; row += 3) value_rows<3, 4, W>(job, row);
+  if (row + 2 == job.num_rows) value_rows<2, 4, W>(job, row);
+  if (row + 1 == job.num_rows) value_rows<1, 8, W>(job, row);
+}
+
+void weighted_sum(const WeightedSum& job) {
+  job.type == ElementType::kF32 ? weighted_sum_of<float>(job) : weighted_sum_of<uint16_t>(job);
+}
+
+constexpr Kernels kAvx2{"avx2", product, scores, softmax, weighted_sum};
+
+}  // namespace
+
+const Kernels& avx2_kernels() { return kAvx2; }
+
+}  // namespace crossdock::kernels

@@ -1,0 +1,117 @@
+// The reference: one loop an output, written to be read.
+#include <cmath>
+#include <cstring>
+
+#include "crossdock/kernels/kernels.h"
+#include "crossdock/kernels/math.h"
+
+namespace crossdock::kernels {
+namespace {
+
+constexpr uint32_t kBlockSlots = 32;
+
+float element(const std::byte* base, ElementType type, size_t index) {
+  if (type == ElementType::kF32) {
+    float value;
+    std::memcpy(&value, base + index * 4, 4);
+    return value;
+  }
+  uint16_t bits;
+  std::memcpy(&bits, base + index * 2, 2);
+  return widen_bf16(bits);
+}
+
+// The chain of one output: panel `panel`, lane `lane`.
+float chain(const Product& job, uint32_t row, size_t panel, uint32_t lane) {
+  const float* x = job.x + row * job.x_stride;
+  float sum = 0.0f;
+  for (uint32_t k = 0; k < job.depth; ++k) {
+    const size_t index = (panel * job.depth + k) * kPanelOutputs + lane;
+    sum = std::fma(x[k], element(job.panels, job.type, index), sum);
+  }
+  return sum;
+}
+
+void product(const Product& job, uint32_t unit_begin, uint32_t unit_end, float* /*scratch*/) {
+  for (uint32_t row = 0; row < job.num_rows; ++row) {
+    for (uint32_t unit = unit_begin; unit < unit_end; ++unit) {
+      for (uint32_t lane = 0; lane < kPanelOutputs; ++lane) {
+        const uint32_t output = unit * kPanelOutputs + lane;
+        if (output >= job.num_outputs) break;
+        float& y = job.y[row * job.y_stride + output];
+        switch (job.epilogue) {
+          case Epilogue::kStore: y = chain(job, row, unit, lane); break;
+          case Epilogue::kAdd: y += chain(job, row, unit, lane); break;
+          case Epilogue::kSwiGlu:
+            y = silu_f32(chain(job, row, 2 * size_t{unit}, lane)) *
+                chain(job, row, 2 * size_t{unit} + 1, lane);
+            break;
+        }
+      }
+    }
+  }
+}
+
+void scores(const Scores& job) {
+  for (uint32_t row = 0; row < job.num_rows; ++row) {
+    for (uint32_t slot = 0; slot < kBlockSlots; ++slot) {
+      float sum = 0.0f;
+      for (uint32_t dim = 0; dim < job.head_dim; ++dim) {
+        sum = std::fma(job.q[size_t{row} * job.head_dim + dim],
+                       element(job.k, job.type, size_t{dim} * kBlockSlots + slot), sum);
+      }
+      job.scores[row * job.scores_stride + slot] = sum;
+    }
+  }
+}
+
+// What a vector max instruction gives: the second operand when either is NaN or both are equal.
+float max_of(float a, float b) { return a > b ? a : b; }
+
+void softmax(float* scores, uint32_t num_slots, float* max, float* sum) {
+  constexpr uint32_t kLanes = 16;
+  const uint32_t padded = (num_slots + kBlockSlots - 1) / kBlockSlots * kBlockSlots;
+  for (uint32_t slot = num_slots; slot < padded; ++slot) scores[slot] = -INFINITY;
+  float lanes[kLanes];
+  for (float& lane : lanes) lane = -INFINITY;
+  for (uint32_t slot = 0; slot < padded; ++slot) {
+    lanes[slot % kLanes] = max_of(lanes[slot % kLanes], scores[slot]);
+  }
+  for (uint32_t width = kLanes / 2; width > 0; width /= 2) {
+    for (uint32_t i = 0; i < width; ++i) lanes[i] = max_of(lanes[i], lanes[i + width]);
+  }
+  *max = lanes[0];
+  for (float& lane : lanes) lane = 0.0f;
+  for (uint32_t slot = 0; slot < padded; ++slot) {
+    scores[slot] = exp_f32(scores[slot] - *max);
+    lanes[slot % kLanes] += scores[slot];
+  }
+  for (uint32_t width = kLanes / 2; width > 0; width /= 2) {
+    for (uint32_t i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  }
+  *sum = lanes[0];
+}
+
+void weighted_sum(const WeightedSum& job) {
+  for (uint32_t row = 0; row < job.num_rows; ++row) {
+    for (uint32_t dim = 0; dim < job.head_dim; ++dim) {
+      float& value = job.values[size_t{row} * job.head_dim + dim];
+      float sum = job.slot_begin == 0 ? 0.0f : value;
+      for (uint32_t slot = job.slot_begin; slot < job.slot_end; ++slot) {
+        sum = std::fma(job.p[row * job.p_stride + slot],
+                       element(job.v_blocks[slot / kBlockSlots], job.type,
+                               size_t{slot % kBlockSlots} * job.head_dim + dim),
+                       sum);
+      }
+      value = sum;
+    }
+  }
+}
+
+constexpr Kernels kScalar{"scalar", product, scores, softmax, weighted_sum};
+
+}  // namespace
+
+const Kernels& scalar_kernels() { return kScalar; }
+
+}  // namespace crossdock::kernels

@@ -1,0 +1,5 @@
+if(CROSSDOCK_TESTS)
+  add_library(crossdock_model_testing STATIC tests/model/tiny_llama.cpp)
+  target_link_libraries(crossdock_model_testing PUBLIC crossdock_model)
+endif()
+crossdock_test(model_cpu_executor_test SOURCES tests/model/cpu_executor_test.cpp LINKS crossdock_model_testing)

@@ -1,0 +1,275 @@
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+
+#include "crossdock/model/executor.h"
+#include "tiny_llama.h"
+
+namespace crossdock::testing {
+namespace {
+
+using Row = std::vector<float>;
+
+// One sequence in a slab of its own choice of blocks.
+struct Sequence {
+  std::vector<int32_t> tokens;
+  std::vector<BlockId> blocks;
+  uint32_t computed = 0;
+};
+
+// An executor with its slab, which hands out blocks in a scrambled order.
+class Runner {
+ public:
+  Runner(const std::string& directory, const ExecutorConfig& base, uint32_t num_blocks = 192) {
+    ExecutorConfig config = base;
+    config.model_directory = directory;
+    auto loaded = load_cpu_executor(config);
+    EXPECT_TRUE(loaded.ok()) << loaded.status().to_string();
+    executor_ = std::move(loaded).value();
+    slab_ = std::make_unique<Slab>(executor_->layout(), num_blocks);
+    executor_->bind_slab(slab_->data(), num_blocks);
+    for (uint32_t i = 0; i < num_blocks; ++i) free_.push_back((i * 37) % num_blocks);
+  }
+
+  Executor& executor() { return *executor_; }
+  Slab& slab() { return *slab_; }
+
+  Sequence make(std::vector<int32_t> tokens) {
+    Sequence sequence{std::move(tokens), {}, 0};
+    for (size_t covered = 0; covered < sequence.tokens.size(); covered += kBlockTokens) {
+      sequence.blocks.push_back(free_.back());
+      free_.pop_back();
+    }
+    return sequence;
+  }
+
+  static BatchItem item(const Sequence& sequence, uint32_t count, bool wants_logits) {
+    return {std::span(sequence.tokens).subspan(sequence.computed, count), sequence.computed,
+            sequence.blocks, wants_logits};
+  }
+
+  // The rest of the sequence in chunks of `chunk`; logits after its last token.
+  Row finish(Sequence& sequence, uint32_t chunk) {
+    Row last;
+    while (sequence.computed < sequence.tokens.size()) {
+      const auto left = static_cast<uint32_t>(sequence.tokens.size()) - sequence.computed;
+      const BatchItem one = item(sequence, std::min(chunk, left), left <= chunk);
+      const auto logits = executor_->run({&one, 1}, {});
+      sequence.computed += static_cast<uint32_t>(one.tokens.size());
+      last.assign(logits.begin(), logits.end());
+    }
+    return last;
+  }
+
+  Row logits_of(const std::vector<int32_t>& tokens, uint32_t chunk) {
+    Sequence sequence = make(tokens);
+    Row row = finish(sequence, chunk);
+    free_.insert(free_.end(), sequence.blocks.begin(), sequence.blocks.end());
+    return row;
+  }
+
+ private:
+  std::unique_ptr<Executor> executor_;
+  std::unique_ptr<Slab> slab_;
+  std::vector<BlockId> free_;
+};
+
+bool same_bits(const Row& a, const Row& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+constexpr uint32_t kAll = 1u << 20;
+
+ExecutorConfig executor_config(DType kv, uint32_t threads, const std::string& kernels) {
+  return {.kv_dtype = kv, .num_threads = threads, .kernels = kernels};
+}
+
+void expect_close(const Row& row, const std::vector<double>& expected, double tolerance) {
+  ASSERT_EQ(row.size(), expected.size());
+  for (size_t i = 0; i < row.size(); ++i) {
+    ASSERT_NEAR(double{row[i]}, expected[i], tolerance) << "logit " << i;
+  }
+}
+
+TEST(CpuExecutor, AgreesWithTheNaiveModelInEveryDtype) {
+  for (const char* dtype : {"F32", "BF16"}) {
+    for (const bool tied : {true, false}) {
+      auto config = tiny_config();
+      config["tie_word_embeddings"] = tied;
+      const auto model = TinyLlama::random(config, dtype, 7);
+      TemporaryDirectory directory;
+      model.write(directory.path());
+      const auto tokens = random_tokens(75, 101, 3);
+      for (const DType kv : {DType::kF32, DType::kBf16}) {
+        const auto expected = naive_logits(model, tokens, kv == DType::kBf16);
+        for (const char* kernels : {"scalar", "auto"}) {
+          Runner runner(directory.path(), executor_config(kv, 1, kernels));
+          // A bf16 rounding may fall to the other side when the unrounded values differ by an ulp.
+          const double tolerance = kv == DType::kF32 ? 2e-5 : 2e-2;
+          for (const size_t length : {1, 2, 31, 32, 33, 75}) {
+            const std::vector<int32_t> prompt(tokens.begin(), tokens.begin() + length);
+            expect_close(runner.logits_of(prompt, kAll), expected[length - 1], tolerance);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(CpuExecutor, AgreesWithTheNaiveModelBeyondOneRun) {
+  auto config = tiny_config();
+  config["num_hidden_layers"] = 1;
+  const auto model = TinyLlama::random(config, "F32", 8);
+  TemporaryDirectory directory;
+  model.write(directory.path());
+  const auto tokens = random_tokens(1100, 101, 4);
+  const auto expected = naive_logits(model, tokens, false);
+  Runner runner(directory.path(), executor_config(DType::kF32, 2, "auto"));
+  for (const size_t length : {512, 513, 1024, 1025, 1100}) {
+    const std::vector<int32_t> prompt(tokens.begin(), tokens.begin() + length);
+    expect_close(runner.logits_of(prompt, kAll), expected[length - 1], 2e-5);
+  }
+}
+
+// A prompt of `length` gives these bits alone, in one chunk, on one thread, by the reference.
+class Invariance : public ::testing::TestWithParam<std::tuple<const char*, DType>> {
+ protected:
+  void SetUp() override {
+    const auto [dtype, kv] = GetParam();
+    kv_ = kv;
+    TinyLlama::random(tiny_config(), dtype, 11).write(directory_.path());
+  }
+  Runner make(uint32_t threads, const std::string& kernels) {
+    return Runner(directory_.path(), executor_config(kv_, threads, kernels));
+  }
+
+  TemporaryDirectory directory_;
+  DType kv_ = DType::kF32;
+};
+
+TEST_P(Invariance, ChunksThreadsAndKernelsGiveTheSameBits) {
+  const auto tokens = random_tokens(1400, 101, 5);
+  auto reference = make(1, "scalar");
+  for (const size_t length : {1, 33, 90, 600, 1400}) {
+    const std::vector<int32_t> prompt(tokens.begin(), tokens.begin() + length);
+    const Row expected = reference.logits_of(prompt, kAll);
+    for (const uint32_t threads : {1, 2, 3}) {
+      for (const char* kernels : {"scalar", "auto"}) {
+        auto runner = make(threads, kernels);
+        const bool slow = kernels == std::string("scalar") && length > 100;
+        for (const uint32_t chunk : {1u, 7u, 32u, 64u, kAll}) {
+          if (slow && chunk < 32) continue;  // the vector variant covers these
+          EXPECT_TRUE(same_bits(runner.logits_of(prompt, chunk), expected))
+              << length << " tokens, " << threads << " threads, " << kernels << ", chunk " << chunk;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Invariance, TheCrowdDoesNotMatter) {
+  const std::vector<size_t> lengths = {1, 2, 5, 31, 32, 33, 64, 100, 513, 700, 3, 40, 17};
+  std::vector<std::vector<int32_t>> prompts;
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    prompts.push_back(random_tokens(lengths[i], 101, 100 + i));
+  }
+  auto alone = make(1, "scalar");
+  std::vector<Row> expected;
+  for (const auto& prompt : prompts) expected.push_back(alone.logits_of(prompt, kAll));
+
+  for (const uint32_t budget : {13u, 64u, 300u, 4096u}) {
+    auto runner = make(2, "auto");
+    std::vector<Sequence> sequences;
+    for (const auto& prompt : prompts) sequences.push_back(runner.make(prompt));
+    std::vector<Row> rows(prompts.size());
+    for (uint32_t step = 0; std::ranges::any_of(rows, [](const Row& r) { return r.empty(); });
+         ++step) {
+      std::vector<BatchItem> batch;
+      std::vector<size_t> who;
+      uint32_t left = budget;
+      // Starting elsewhere each step mixes chunks of every kind.
+      for (size_t n = 0; n < sequences.size() && left > 0; ++n) {
+        const size_t i = (n + step * 5) % sequences.size();
+        const auto open = static_cast<uint32_t>(sequences[i].tokens.size()) - sequences[i].computed;
+        const uint32_t count = std::min({open, left, 1 + (step * 7 + budget) % 61});
+        if (count == 0) continue;
+        left -= count;
+        batch.push_back(Runner::item(sequences[i], count, count == open));
+        who.push_back(i);
+      }
+      const auto logits = runner.executor().run(batch, {});
+      size_t next = 0;
+      for (size_t n = 0; n < batch.size(); ++n) {
+        sequences[who[n]].computed += static_cast<uint32_t>(batch[n].tokens.size());
+        if (!batch[n].wants_logits) continue;
+        const auto row = logits.subspan(101 * next++, 101);
+        rows[who[n]].assign(row.begin(), row.end());
+      }
+      ASSERT_EQ(logits.size(), 101 * next);
+    }
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      EXPECT_TRUE(same_bits(rows[i], expected[i])) << lengths[i] << " tokens, budget " << budget;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Dtypes, Invariance,
+                         ::testing::Combine(::testing::Values("F32", "BF16"),
+                                            ::testing::Values(DType::kF32, DType::kBf16)));
+
+TEST(CpuExecutor, CallsBackOncePerLayerInOrder) {
+  TemporaryDirectory directory;
+  TinyLlama::random(tiny_config(), "F32", 1).write(directory.path());
+  Runner runner(directory.path(), executor_config(DType::kF32, 1, "auto"));
+  const Sequence sequence = runner.make({1, 2, 3});
+  const BatchItem item = Runner::item(sequence, 3, false);
+  std::vector<uint32_t> layers;
+  const auto logits =
+      runner.executor().run({&item, 1}, [&](uint32_t layer) { layers.push_back(layer); });
+  EXPECT_EQ(layers, (std::vector<uint32_t>{0, 1}));
+  EXPECT_TRUE(logits.empty());
+}
+
+TEST(CpuExecutor, ZeroesTheTailOfABlockAndNothingElse) {
+  for (const DType kv : {DType::kF32, DType::kBf16}) {
+    TemporaryDirectory directory;
+    TinyLlama::random(tiny_config(), "F32", 1).write(directory.path());
+    Runner runner(directory.path(), executor_config(kv, 1, "auto"));
+    const KvLayout& layout = runner.executor().layout();
+    const size_t element = size_bytes(kv), stride = layout.stride_bytes();
+    runner.executor().zero_tail(5, 30);
+    std::vector<bool> zeroed(runner.slab().num_blocks() * stride, false);
+    const auto mark = [&](size_t first) {
+      for (size_t i = 0; i < element; ++i) zeroed[5 * stride + first + i] = true;
+    };
+    for (uint32_t layer = 0; layer < layout.num_layers; ++layer) {
+      for (uint32_t head = 0; head < layout.num_kv_heads; ++head) {
+        for (const size_t slot : {30, 31}) {
+          for (size_t dim = 0; dim < layout.head_dim; ++dim) {
+            mark(layout.k_offset(layer, head) + (dim * kBlockTokens + slot) * element);
+            mark(layout.v_offset(layer, head) + (slot * layout.head_dim + dim) * element);
+          }
+        }
+      }
+    }
+    for (size_t i = 0; i < zeroed.size(); ++i) {
+      ASSERT_EQ(runner.slab().data()[i] == std::byte{0}, zeroed[i]) << "byte " << i;
+    }
+  }
+}
+
+TEST(CpuExecutor, NumericsIdNamesDtypesAndNotTheKernels) {
+  TemporaryDirectory directory;
+  TinyLlama::random(tiny_config(), "BF16", 1).write(directory.path());
+  Runner scalar(directory.path(), executor_config(DType::kBf16, 1, "scalar"));
+  Runner automatic(directory.path(), executor_config(DType::kBf16, 2, "auto"));
+  Runner f32(directory.path(), executor_config(DType::kF32, 1, "auto"));
+  EXPECT_EQ(scalar.executor().numerics_id(), automatic.executor().numerics_id());
+  EXPECT_NE(scalar.executor().numerics_id(), f32.executor().numerics_id());
+}
+
+}  // namespace
+}  // namespace crossdock::testing
