@@ -180,7 +180,13 @@ class Engine:
             self._pending.popleft()
 
     def _receive(self) -> None:
-        for event in self._link.receive():
+        try:
+            events = self._link.receive()
+        except RuntimeError as error:  # what it wrote does not parse: it cannot be trusted further
+            _log.error("engine_link_broken", pid=self.pid, error=str(error))
+            self.kill()
+            return
+        for event in events:
             self._dispatch(event)
 
     def _dispatch(self, event: native.Event) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from crossdock.api.v1 import kv_pb2
 from crossdock.engine import limits
@@ -13,7 +13,7 @@ from crossdock.errors import unreachable
 
 async def serve_pair(
     engine: Engine, instance_id: str, request: kv_pb2.ConnectRequest
-) -> AsyncIterator[kv_pb2.ConnectResponse]:
+) -> AsyncGenerator[kv_pb2.ConnectResponse, None]:
     """Makes the pair in our engine, answers, and holds the stream for the pair's life.
 
     An old pair with the same instance is closed first: that the new one is answered tells the

@@ -117,12 +117,17 @@ class PeerBook:
         self._pairs: dict[int, Pair] = {}
         self._num_made = 0
         self._changed = asyncio.Event()
+        self._failure: CrossdockError | None = None
 
     def __iter__(self) -> Iterator[Pair]:
         return iter(self._pairs.values())
 
     def connect(self, remote: Remote, terms: PairTerms, *, store: bool = False) -> Pair:
-        """Makes a pair. The caller has seen to it that no other with this instance is left."""
+        """Makes a pair. The caller has seen to it that no other with this instance is left.
+        Raises once the engine is gone.
+        """
+        if self._failure is not None:
+            raise self._failure
         assert self.with_instance(remote.instance_id) is None
         self._num_made += 1
         pair = Pair(self._num_made, remote, store=store)
@@ -165,6 +170,7 @@ class PeerBook:
 
     def fail_all(self, error: CrossdockError) -> None:
         """The engine is gone, and all of its operations with it."""
+        self._failure = error
         for pair in list(self._pairs.values()):
             self._close(pair, error)
         self._notify()
@@ -177,13 +183,12 @@ class PeerBook:
         return None
 
     async def wait_gone(self, instance_id: str, error: CrossdockError, timeout_s: float) -> None:
-        """Breaks an old pair with that instance, and returns once it is closed."""
-        pair = self.with_instance(instance_id)
-        if pair is None:
-            return
-        self.disconnect(pair, error)
+        """Breaks an old pair with that instance, and returns once there is none."""
         try:
-            await asyncio.wait_for(pair.wait_closed(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                while (pair := self.with_instance(instance_id)) is not None:
+                    self.disconnect(pair, error)
+                    await pair.wait_closed()
         except TimeoutError:
             raise unreachable(
                 f"the former pair with {instance_id} is not closed yet after {timeout_s:g} s; "
@@ -194,12 +199,13 @@ class PeerBook:
         """Waits for the pair with that engine, which the other side makes, to be ready."""
         try:
             async with asyncio.timeout(timeout_s):
-                while True:
+                while self._failure is None:
                     pair = self.with_instance(instance_id)
                     if pair is not None and pair.remote.epoch == epoch and pair.ready:
                         return pair
                     self._changed.clear()
                     await self._changed.wait()
+                raise self._failure
         except TimeoutError:
             raise unreachable(
                 f"{instance_id} (epoch {epoch:016x}) did not connect within {timeout_s:g} s"

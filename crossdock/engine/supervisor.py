@@ -32,8 +32,8 @@ class SupervisorTimes:
 class EngineSupervisor:
     """Owns the engine of a service. Used on one event loop.
 
-    `on_up` runs when an engine serves, before anyone else sees it; `on_down` right after its
-    requests have failed.
+    `on_up` runs when an engine serves; up to its first suspension nobody else has seen the engine.
+    `on_down` runs right after the engine's requests have failed.
     """
 
     def __init__(
@@ -100,8 +100,8 @@ class EngineSupervisor:
         return engine
 
     async def _serve(self, engine: Engine) -> None:
-        await self._on_up(engine)
         self._life.advance(EngineEvent.READY)
+        await self._on_up(engine)
         _log.info("engine_serving", pid=engine.pid, epoch=f"{engine.epoch:016x}")
 
     async def _run(self, engine: Engine) -> None:

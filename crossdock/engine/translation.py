@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from crossdock import _native as native
 from crossdock.api.v1 import decode_pb2, kv_pb2, prefill_pb2
 from crossdock.engine import limits
 from crossdock.engine.client import Engine
+from crossdock.engine.front import Front
 from crossdock.engine.peers import MAC_KEY_BYTES, PairTerms, Remote
 from crossdock.engine.validation import Request, check_text
 from crossdock.errors import invalid_argument
@@ -102,3 +106,55 @@ def _check_bytes(field: str, value: bytes, bytes_max: int) -> None:
         raise invalid_argument(field, "must not be empty")
     if len(value) > bytes_max:
         raise invalid_argument(field, f"has {len(value)} bytes; at most {bytes_max}")
+
+
+async def status_of(front: Front) -> kv_pb2.InstanceStatus:
+    """The instance as it is now. While its engine is away, what the front knows alone."""
+    config, supervisor = front.config, front.supervisor
+    message = kv_pb2.InstanceStatus(
+        instance_id=front.instance_id,
+        role=front.role,
+        model=Path(config.model_directory).name,
+        model_directory=config.model_directory,
+        kv_dtype=config.kv_dtype,
+        draining=front.server.gate.draining,
+        front_pid=os.getpid(),
+        num_engine_restarts=supervisor.num_restarts,
+    )
+    engine = supervisor.current_or_none()
+    if engine is None:
+        return message
+    ready = engine.ready
+    message.ready = not message.draining
+    message.epoch = ready.epoch
+    message.numerics_id = ready.numerics_id
+    message.num_blocks = ready.num_blocks
+    message.context_tokens_max = ready.context_tokens_max
+    message.vocab_size = ready.vocab_size
+    message.eos_token_ids.extend(ready.eos_token_ids)
+    message.engine_pid = engine.pid
+    message.num_reserved_sequences = engine.num_sequences
+    for pair in engine.peers:
+        message.peers.add(
+            instance_id=pair.remote.instance_id,
+            epoch=pair.remote.epoch,
+            transport=pair.transport,
+            state=pair.state_name,
+        )
+    _add_report(message, await engine.status(limits.STATUS_MAX_S))
+    return message
+
+
+def _add_report(message: kv_pb2.InstanceStatus, report: native.StatusReport) -> None:
+    message.num_blocks = report.num_blocks
+    message.num_free_blocks = report.num_free
+    message.num_owned_blocks = report.num_owned
+    message.num_cached_blocks = report.num_cached
+    message.num_quarantined_blocks = report.num_quarantined
+    message.num_running = report.num_running
+    message.num_waiting = report.num_waiting
+    message.num_handoffs = report.num_handoffs
+    message.num_steps = report.num_steps
+    message.queued_tokens = report.queued_tokens
+    for counter in report.counters:
+        message.counters.add(name=counter.name, value=counter.value)

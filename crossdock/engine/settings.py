@@ -1,0 +1,62 @@
+"""Settings of a service that runs an engine."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Literal
+
+from pydantic import ByteSize, Field
+
+from crossdock.engine.process import EngineConfig
+from crossdock.errors import invalid_argument
+from crossdock.models.cache import resolve
+from crossdock.models.errors import ModelError
+from crossdock.rpc.settings import ServiceSettings
+
+
+class EngineSettings(ServiceSettings):
+    """What prefill and decode instances take alike."""
+
+    model: Annotated[
+        str, Field(min_length=1, description="Hugging Face directory, or name of a fetched model.")
+    ]
+    kv_dtype: Literal["f32", "bf16"] = "f32"
+    threads: Annotated[int, Field(ge=0, le=1_024, description="0: one for every usable core.")] = 0
+    kernels: Literal["auto", "avx2", "scalar"] = "auto"
+    kv_memory: Annotated[
+        ByteSize, Field(gt=0, description="Bytes of KV memory, such as 512MiB.")
+    ] = ByteSize(512 << 20)
+    token_budget: Annotated[int, Field(ge=32, description="Tokens computed a step at most.")] = (
+        2_048
+    )
+    num_sequences_max: Annotated[int, Field(ge=1, le=65_536)] = 256
+    transport: Literal["auto", "shm", "tcp", "rc"] = "auto"
+    bind_interface: Annotated[
+        str, Field(description="Network device for tcp and rc; empty: chosen by UCX.")
+    ] = ""
+    huge_pages: bool = False
+    verify_handoff: Annotated[
+        bool, Field(description="Check a checksum over the blocks of every handoff.")
+    ] = False
+
+    def engine_config(self, instance_id: str, *, store: bool) -> EngineConfig:
+        """What the engine is started with. Raises when the model directory is no good."""
+        try:
+            directory = resolve(self.model)
+        except ModelError as error:
+            raise invalid_argument("model", str(error)) from error
+        return EngineConfig(
+            model_directory=str(directory),
+            instance_id=instance_id,
+            kv_dtype=self.kv_dtype,
+            num_threads=self.threads or len(os.sched_getaffinity(0)),
+            kernels=self.kernels,
+            kv_memory_bytes=int(self.kv_memory),
+            token_budget=self.token_budget,
+            num_sequences_max=self.num_sequences_max,
+            transport=self.transport,
+            bind_interface=self.bind_interface,
+            huge_pages=self.huge_pages,
+            verify_handoff=self.verify_handoff,
+            store=store,
+        )

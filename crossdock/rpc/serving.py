@@ -1,0 +1,98 @@
+"""How a service process begins and ends: settings, signals, the ready line, exit codes.
+
+Exit codes: 0 after a drain, 1 when the service could not start or failed, 2 for bad arguments.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, TypeVar
+
+from pydantic import ValidationError
+from pydantic_settings import SettingsError
+
+from crossdock.errors import CrossdockError
+from crossdock.rpc.settings import ServiceSettings
+from crossdock.telemetry import configure_logging
+
+Settings = TypeVar("Settings", bound=ServiceSettings)
+
+
+class Service(Protocol):
+    """What `run_service` drives."""
+
+    async def start(self) -> str:
+        """Serves; returns its address, `host:port`."""
+
+    async def drain(self) -> None:
+        """Ends gracefully, within the bound of its settings."""
+
+
+def parse_settings(kind: type[Settings], program: str, arguments: Sequence[str]) -> Settings:
+    """Settings from flags and the environment. Bad ones end the process with exit code 2."""
+    try:
+        return kind(_cli_parse_args=list(arguments), _cli_prog_name=program)  # type: ignore[call-arg]
+    except (ValidationError, SettingsError) as error:
+        print(f"{program}: {_one_line(error)}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _one_line(error: ValidationError | SettingsError) -> str:
+    if isinstance(error, SettingsError):
+        return str(error)
+    return "; ".join(
+        f"--{'-'.join(str(part) for part in item['loc']).replace('_', '-')}: {item['msg']}"
+        for item in error.errors()
+    )
+
+
+def run_service(
+    role: str, settings: Settings, build: Callable[[Settings, str], Awaitable[Service]]
+) -> int:
+    """Builds, starts, announces, waits for SIGTERM or SIGINT, drains. Returns the exit code."""
+    instance_id = settings.instance_name(role)
+    configure_logging(settings.log_level, role=role, instance_id=instance_id)
+    try:
+        asyncio.run(_run(role, instance_id, settings, build))
+    except (CrossdockError, OSError) as error:
+        print(f"crossdock {role}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def _run(
+    role: str,
+    instance_id: str,
+    settings: Settings,
+    build: Callable[[Settings, str], Awaitable[Service]],
+) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    service = await build(settings, instance_id)
+    start = asyncio.create_task(service.start())
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait({start, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    if start.done():
+        address = start.result()
+        print(
+            json.dumps(
+                {
+                    "event": "ready",
+                    "role": role,
+                    "instance_id": instance_id,
+                    "address": address,
+                    "pid": os.getpid(),
+                }
+            ),
+            flush=True,
+        )
+        await stopped
+    start.cancel()
+    await service.drain()

@@ -1,0 +1,36 @@
+"""Settings that every service has, read from CROSSDOCK_* variables and from flags."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Annotated, Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class ServiceSettings(BaseSettings):
+    """Flags win over variables. Only a service's `__main__` makes one."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="CROSSDOCK_",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_avoid_json=True,
+        extra="ignore",
+    )
+
+    host: Annotated[str, Field(description="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65_535, description="gRPC port; 0 takes a free one.")] = 0
+    instance_id: Annotated[
+        str, Field(max_length=128, description="Name of this instance; made up when empty.")
+    ] = ""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    drain_timeout: Annotated[
+        float, Field(ge=0, description="Seconds that running calls have after SIGTERM.")
+    ] = 30.0
+
+    def instance_name(self, role: str) -> str:
+        """The name given, or one that is unique among the processes of the fleet."""
+        return self.instance_id or f"{role}-{socket.gethostname()}-{os.getpid()}"

@@ -1,0 +1,1 @@
+"""A decode instance: receives a computed prompt and continues it."""

@@ -1,0 +1,104 @@
+"""A request's life in a decode instance: checked, paired, expected, streamed, ended once."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+
+from crossdock import _native as native
+from crossdock.engine import limits
+from crossdock.engine.client import Engine
+from crossdock.engine.front import Front
+from crossdock.engine.sequence import SequenceEvent
+from crossdock.engine.validation import Request, check_request, check_text
+from crossdock.errors import invalid_argument
+from services.decode.source_client import Source, Sources
+
+
+@dataclass
+class Chunk:
+    """Tokens that were ready together. The last chunk of a request has a finish."""
+
+    tokens: list[native.SequenceToken] = field(default_factory=list)
+    finish: native.Finish = native.Finish.NONE
+
+
+@dataclass
+class StartFacts:
+    """How the sequence began, known before its first token."""
+
+    num_cached_tokens: int = 0
+    queue_ns: int = 0
+    prefill_ns: int = 0
+
+
+class Generation:
+    """Runs requests on the front's engine."""
+
+    def __init__(self, front: Front, sources: Sources) -> None:
+        self._front = front
+        self._sources = sources
+
+    async def run(
+        self, request: Request, source: Source | None, facts: StartFacts
+    ) -> AsyncGenerator[Chunk, None]:
+        """Yields chunks until the one with the finish; fills `facts` before the first. However
+        the iteration ends, the engine holds nothing for the request any more.
+        """
+        engine = self._front.supervisor.current()
+        check_request(request, engine.ready, needs_handoff=False)
+        _check_source(request, source)
+        with self._front.live.claim(request):
+            command = await self._command(engine, request, source)
+            sequence = engine.open(command, local=source is None)
+            try:
+                chunk = Chunk()
+                while chunk.finish == native.Finish.NONE:
+                    chunk = _chunk_of(await sequence.take(), facts)
+                    if chunk.tokens:
+                        yield chunk
+            finally:
+                engine.close(sequence)
+
+    async def _command(
+        self, engine: Engine, request: Request, source: Source | None
+    ) -> Callable[[int], native.Command]:
+        if source is None:
+            return lambda sequence_id: native.Generate(task=request.task(sequence_id))
+        pair = await self._sources.ready(engine, source)
+        return lambda sequence_id: native.Expect(
+            task=request.task(sequence_id),
+            handoff_high=request.handoff_high,
+            handoff_low=request.handoff_low,
+            attempt=request.attempt,
+            source_epoch=pair.remote.epoch,
+        )
+
+
+def _chunk_of(events: list[SequenceEvent], facts: StartFacts) -> Chunk:
+    chunk = Chunk()
+    for event in events:
+        match event:
+            case native.Started():
+                facts.num_cached_tokens = event.num_cached_tokens
+                facts.queue_ns = event.queue_ns
+                facts.prefill_ns = event.prefill_ns
+            case native.SequenceToken():
+                chunk.tokens.append(event)
+                chunk.finish = event.finish
+    return chunk
+
+
+def _check_source(request: Request, source: Source | None) -> None:
+    if source is None:
+        if request.handoff_id:
+            raise invalid_argument(
+                "source_instance_id", "must name the prefill instance that hands off"
+            )
+        return
+    if not request.handoff_id:
+        raise invalid_argument("handoff_id", "must be set when a source is named")
+    check_text("source_instance_id", source.instance_id, limits.INSTANCE_ID_BYTES_MAX)
+    check_text("source_address", source.address, limits.ADDRESS_BYTES_MAX)
+    if source.epoch == 0:
+        raise invalid_argument("source_epoch", "must not be 0")

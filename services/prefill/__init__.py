@@ -1,0 +1,1 @@
+"""A prefill instance: computes prompts and hands their KV blocks to a decode instance."""

@@ -1,0 +1,51 @@
+"""The prefill service as a process: reads settings, wires, serves, drains."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from crossdock.engine.front import Front
+from crossdock.engine.process import ProcessLauncher, engine_path
+from crossdock.rpc.serving import parse_settings, run_service
+from services.prefill.config import PrefillSettings
+from services.prefill.prefilling import Prefilling
+from services.prefill.servicer import NAME, UNGATED, PrefillServicer, register
+from services.prefill.store_client import StoreClient
+
+
+class PrefillService:
+    """The instance's parts, and the order in which they start and end."""
+
+    def __init__(self, settings: PrefillSettings, instance_id: str) -> None:
+        self._settings = settings
+        config = settings.engine_config(instance_id, store=bool(settings.kvstore))
+        launcher = ProcessLauncher(config, engine_path(os.environ))
+        self._front = Front("prefill", config, launcher, ungated=UNGATED)
+        self._store = StoreClient(instance_id, settings.kvstore) if settings.kvstore else None
+        if self._store is not None:
+            self._front.on_engine = self._store.attach
+        servicer = PrefillServicer(self._front, Prefilling(self._front))
+        self._front.server.add(NAME, register(servicer))
+
+    async def start(self) -> str:
+        return await self._front.start(self._settings.host, self._settings.port)
+
+    async def drain(self) -> None:
+        await self._front.server.drain(self._settings.drain_timeout)
+        if self._store is not None:
+            await self._store.close()
+        await self._front.supervisor.stop()
+
+
+async def build(settings: PrefillSettings, instance_id: str) -> PrefillService:
+    return PrefillService(settings, instance_id)
+
+
+def main() -> int:
+    settings = parse_settings(PrefillSettings, "crossdock-prefill", sys.argv[1:])
+    return run_service("prefill", settings, build)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
