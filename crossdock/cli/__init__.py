@@ -1,0 +1,1 @@
+"""The `crossdock` command: a local fleet, its status, and requests to it."""

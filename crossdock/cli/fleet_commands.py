@@ -1,0 +1,226 @@
+"""`crossdock up`, `down` and `status`: a local fleet of real service processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import threading
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from crossdock.cli import fleet_record
+from crossdock.cli.client import instance_status
+from crossdock.cli.errors import FleetError
+from crossdock.cli.fleet import STOP_TIMEOUT_S, Fleet, stop_recorded
+from crossdock.cli.fleet_plan import FleetOptions
+from crossdock.cli.fleet_record import DEFAULT_NAME, FleetRecord, ServiceRecord
+from crossdock.cli.model_commands import resolve_or_fetch
+from crossdock.errors import CrossdockError
+from crossdock.models import DEFAULT_MODEL
+
+_STATUS_TIMEOUT_S = 2.0
+# How often a fleet in the foreground looks for a service that has died.
+_WATCH_S = 0.5
+
+NameOption = Annotated[str, typer.Option(help="The fleet's name; several may run at once.")]
+
+
+class KvDtype(StrEnum):
+    """Types of a KV cache's numbers."""
+
+    F32 = "f32"
+    BF16 = "bf16"
+
+
+class Transport(StrEnum):
+    """What the KV blocks travel over."""
+
+    AUTO = "auto"
+    SHM = "shm"
+    TCP = "tcp"
+    RC = "rc"
+
+
+def up(
+    prefill: Annotated[int, typer.Option(min=0, help="Prefill instances.")] = 1,
+    decode: Annotated[int, typer.Option(min=1, help="Decode instances.")] = 1,
+    model: Annotated[str, typer.Option(help="A directory, or a name to fetch.")] = DEFAULT_MODEL,
+    kv_dtype: Annotated[KvDtype | None, typer.Option(help="Of the KV cache.")] = None,
+    transport: Annotated[Transport | None, typer.Option(help="Of the KV blocks.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Per engine; without it, the cores shared out.")
+    ] = None,
+    kv_memory: Annotated[str, typer.Option(help="Per engine, like 512MiB.")] = "",
+    kvstore: Annotated[bool, typer.Option(help="Keep prefixes in a kvstore.")] = True,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The router's gRPC port; 0: a free one.")] = 0,
+    http_port: Annotated[int, typer.Option(help="The router's HTTP port; 0: a free one.")] = 0,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "",
+    name: NameOption = DEFAULT_NAME,
+    detach: Annotated[bool, typer.Option("--detach", help="Leave it running and return.")] = False,
+) -> None:
+    """Start a local fleet: a router, prefill and decode instances, a kvstore."""
+    options = FleetOptions(
+        model_directory=resolve_or_fetch(model).resolve(),
+        num_prefill=prefill,
+        num_decode=decode,
+        kvstore=kvstore,
+        kv_dtype=kv_dtype or "",
+        transport=transport or "",
+        num_threads=threads,
+        kv_memory=kv_memory,
+        host=host,
+        port=port,
+        http_port=http_port,
+        log_level=log_level,
+    )
+    fleet = Fleet(options, fleet_record.run_directory(name), name=name)
+    _start(fleet)
+    if not detach:
+        _serve_until_stopped(fleet)
+
+
+def down(
+    name: NameOption = DEFAULT_NAME,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds to drain; then what still runs is killed.")
+    ] = STOP_TIMEOUT_S,
+) -> None:
+    """Stop a fleet: running requests finish, then the services end."""
+    directory = fleet_record.run_directory(name)
+    record = fleet_record.find(name)
+    console = Console(stderr=True)
+    with console.status(f"draining {name}"):
+        killed = stop_recorded(record, timeout)
+    fleet_record.remove(directory)
+    if killed:
+        raise FleetError(f"killed after {timeout:.0f} s without an end: {', '.join(killed)}")
+    console.print(f"fleet {name} has ended")
+
+
+def status(
+    name: NameOption = DEFAULT_NAME,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Ask every service of a fleet how it is; exit code 1 when one does not serve."""
+    record = fleet_record.find(name)
+    reports = asyncio.run(_ask_all(record))
+    if as_json:
+        text = {"name": name, "model_directory": str(record.model_directory), "services": reports}
+        typer.echo(json.dumps(text, indent=2))
+    else:
+        _print_status(record, reports)
+    if not all(report["serving"] for report in reports):
+        raise typer.Exit(1)
+
+
+def _start(fleet: Fleet) -> None:
+    console = Console(stderr=True)
+    model = fleet.options.model_directory
+    with console.status(f"loading {model.name} ...") as spinner:
+
+        def on_ready(service: ServiceRecord, seconds: float) -> None:
+            http = f"  http://{service.http_address}" if service.http_address else ""
+            console.print(
+                f"[green]ready[/] {service.instance_id:<10} {service.address:<21} "
+                f"pid {service.process.pid:<7} {seconds:5.1f} s{http}",
+                highlight=False,
+            )
+            spinner.update(f"{service.instance_id} serves, waiting for the others ...")
+
+        fleet.start(on_ready)
+    assert fleet.record is not None
+    console.print(f"fleet {fleet.name} serves {model.name}; logs in {fleet.directory}")
+    # The one line on stdout is for scripts.
+    typer.echo(fleet.record.router.address)
+
+
+def _serve_until_stopped(fleet: Fleet) -> None:
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda _number, _frame: stopped.set())
+    console = Console(stderr=True)
+    console.print("Ctrl-C drains and stops it")
+    dead = None
+    while not stopped.wait(_WATCH_S):
+        # `crossdock down` from elsewhere ends the services in order; that is no failure.
+        if fleet_record.load(fleet.directory) is None:
+            return
+        dead = fleet.first_death()
+        if dead is not None and not _is_going_down(fleet):
+            break
+        dead = None
+    with console.status("draining"):
+        killed = fleet.stop()
+    if dead is not None:
+        raise FleetError(dead.describe_death())
+    if killed:
+        raise FleetError(f"killed, for they did not end: {', '.join(killed)}")
+
+
+def _is_going_down(fleet: Fleet) -> bool:
+    """Whether `crossdock down` is at work: every service that ended did so on purpose."""
+    codes = [p.exit_code for p in fleet.processes if p.exit_code is not None]
+    return all(code == 0 for code in codes)
+
+
+async def _ask_all(record: FleetRecord) -> list[dict[str, Any]]:
+    return list(await asyncio.gather(*(_ask(service) for service in record.services)))
+
+
+async def _ask(service: ServiceRecord) -> dict[str, Any]:
+    report: dict[str, Any] = {
+        "role": service.role,
+        "instance_id": service.instance_id,
+        "address": service.address,
+        "http_address": service.http_address,
+        "pid": service.process.pid,
+        "alive": service.process.is_alive(),
+        "serving": False,
+        "error": "",
+        "status": {},
+    }
+    if not report["alive"]:
+        return {**report, "error": f"has ended; see {service.log}"}
+    try:
+        answer = await instance_status(service.role, service.address, _STATUS_TIMEOUT_S)
+    except CrossdockError as error:
+        return {**report, "error": str(error)}
+    return {**report, "serving": bool(answer["ready"]) and not answer["draining"], "status": answer}
+
+
+def _print_status(record: FleetRecord, reports: list[dict[str, Any]]) -> None:
+    table = Table("service", "address", "state", "pid", "engine", "blocks", "requests", "restarts")
+    for report in reports:
+        answer = report["status"]
+        state = "serving" if report["serving"] else report["error"] or "not serving"
+        if answer.get("draining"):
+            state = "draining"
+        engine = role_blocks = requests = restarts = ""
+        if report["role"] != "router" and answer:
+            engine = str(answer["engine_pid"] or "")
+            role_blocks = (
+                f"{answer['num_blocks'] - answer['num_free_blocks']}/{answer['num_blocks']}"
+            )
+            requests = f"{answer['num_running']} running, {answer['num_waiting']} waiting"
+            restarts = str(answer["num_engine_restarts"])
+        style = "green" if report["serving"] else "red"
+        table.add_row(
+            report["instance_id"],
+            report["address"],
+            f"[{style}]{state}[/]",
+            str(report["pid"]),
+            engine,
+            role_blocks,
+            requests,
+            restarts,
+        )
+    console = Console()
+    console.print(f"fleet {record.name}, model {Path(record.model_directory).name}")
+    console.print(table)

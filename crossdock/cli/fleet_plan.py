@@ -1,0 +1,101 @@
+"""What a local fleet consists of: options in, command lines out. No processes, no files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+Role = Literal["router", "prefill", "decode", "kvstore"]
+
+
+@dataclass(frozen=True, slots=True)
+class FleetOptions:
+    """What the user asked for. Empty and None leave a choice to the service."""
+
+    model_directory: Path
+    num_prefill: int = 1
+    num_decode: int = 1
+    kvstore: bool = True
+    kv_dtype: str = ""
+    transport: str = ""
+    num_threads: int | None = None  # Per engine; None: the cores, shared out.
+    kv_memory: str = ""  # Per engine, like "512MiB".
+    host: str = "127.0.0.1"
+    port: int = 0  # Of the router's gRPC server; 0: a free one.
+    http_port: int = 0
+    log_level: str = ""
+    # More arguments for every service of a role.
+    arguments: Mapping[Role, Sequence[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSpec:
+    """One service process to start: `python -m services.ROLE ARGUMENTS`."""
+
+    role: Role
+    instance_id: str
+    arguments: tuple[str, ...]
+
+
+def threads_per_engine(num_cores: int, num_engines: int) -> int:
+    """The cores shared out, at least one each."""
+    return max(1, num_cores // max(1, num_engines))
+
+
+def kvstore_specs(options: FleetOptions) -> list[ServiceSpec]:
+    """The kvstore starts first: prefill instances are told its address."""
+    if not options.kvstore:
+        return []
+    return [_spec(options, "kvstore", "kvstore", _given("--transport", options.transport))]
+
+
+def worker_specs(
+    options: FleetOptions, num_cores: int, kvstore_address: str | None
+) -> list[ServiceSpec]:
+    """Prefill and decode instances; they start together."""
+    num_threads = options.num_threads or threads_per_engine(
+        num_cores, options.num_prefill + options.num_decode
+    )
+    engine = [
+        *("--model", str(options.model_directory)),
+        *("--threads", str(num_threads)),
+        *_given("--kv-dtype", options.kv_dtype),
+        *_given("--kv-memory", options.kv_memory),
+        *_given("--transport", options.transport),
+    ]
+    prefill = [*engine, *_given("--kvstore", kvstore_address or "")]
+    return [
+        *(_spec(options, "prefill", f"prefill-{i}", prefill) for i in range(options.num_prefill)),
+        *(_spec(options, "decode", f"decode-{i}", engine) for i in range(options.num_decode)),
+    ]
+
+
+def router_spec(
+    options: FleetOptions, prefill: Sequence[str], decode: Sequence[str]
+) -> ServiceSpec:
+    """The router, with the addresses of its workers; it starts last."""
+    arguments = [
+        *("--model", str(options.model_directory)),
+        *("--http-port", str(options.http_port)),
+        *(part for address in prefill for part in ("--prefill", address)),
+        *(part for address in decode for part in ("--decode", address)),
+    ]
+    return _spec(options, "router", "router", arguments)
+
+
+def _given(flag: str, value: str) -> list[str]:
+    return [flag, value] if value else []
+
+
+def _spec(
+    options: FleetOptions, role: Role, instance_id: str, arguments: Sequence[str]
+) -> ServiceSpec:
+    common = [
+        *("--host", options.host),
+        *("--port", str(options.port if role == "router" else 0)),
+        *("--instance-id", instance_id),
+        *_given("--log-level", options.log_level),
+    ]
+    return ServiceSpec(role, instance_id, (*common, *arguments, *options.arguments.get(role, ())))

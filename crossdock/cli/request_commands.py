@@ -1,0 +1,135 @@
+"""`crossdock generate` and `crossdock chat`: requests to a fleet's router, streamed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from crossdock.cli import fleet_record
+from crossdock.cli.client import Message, Outcome, RouterClient, SamplingOptions
+from crossdock.cli.errors import CliError
+from crossdock.cli.timings import timings_table
+from crossdock.errors import CrossdockError
+
+AddressOption = Annotated[
+    str, typer.Option(help="Of the router, HOST:PORT; without it, the fleet that `up` started.")
+]
+NameOption = Annotated[str, typer.Option(help="The fleet's name, as given to `up`.")]
+ModelOption = Annotated[str, typer.Option(help="Without it, the fleet's model.")]
+MaxTokensOption = Annotated[int | None, typer.Option(help="Generate at most this many tokens.")]
+TemperatureOption = Annotated[float | None, typer.Option(help="0 takes the likeliest token.")]
+TopKOption = Annotated[int | None, typer.Option(help="Choose among the K likeliest; 0: all.")]
+TopPOption = Annotated[float | None, typer.Option(help="Choose among this much probability.")]
+SeedOption = Annotated[int | None, typer.Option(help="The same seed gives the same tokens.")]
+StopOption = Annotated[list[str] | None, typer.Option(help="End before this text; repeatable.")]
+TimeoutOption = Annotated[float, typer.Option(help="Give up after this many seconds.")]
+TimingsOption = Annotated[bool, typer.Option("--timings", help="Say where the time went.")]
+
+# Streams one request's text into its outcome.
+Ask = Callable[[Outcome], AsyncIterator[str]]
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from stdin.")],
+    address: AddressOption = "",
+    name: NameOption = fleet_record.DEFAULT_NAME,
+    model: ModelOption = "",
+    max_tokens: MaxTokensOption = None,
+    temperature: TemperatureOption = None,
+    top_k: TopKOption = None,
+    top_p: TopPOption = None,
+    seed: SeedOption = None,
+    stop: StopOption = None,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on past the end of sequence.")
+    ] = False,
+    timeout: TimeoutOption = 600.0,
+    timings: TimingsOption = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object at the end.")
+    ] = False,
+) -> None:
+    """Continue a prompt; the text is printed as it comes."""
+    sampling = SamplingOptions(
+        max_tokens, temperature, top_k, top_p, seed, tuple(stop or ()), ignore_eos
+    )
+    text = sys.stdin.read() if prompt == "-" else prompt
+    router = address or fleet_record.find(name).router.address
+
+    async def ask() -> Outcome:
+        async with RouterClient(router, timeout) as client:
+            return await _print_stream(
+                lambda outcome: client.generate(text, model, sampling, outcome), quiet=as_json
+            )
+
+    outcome = asyncio.run(ask())
+    if as_json:
+        typer.echo(json.dumps(asdict(outcome), ensure_ascii=False))
+    if timings:
+        Console(stderr=True).print(timings_table(outcome.timings, outcome.usage))
+
+
+def chat(
+    message: Annotated[str, typer.Argument(help="One question; without it, a conversation.")] = "",
+    system: Annotated[str, typer.Option(help="What the model is told first.")] = "",
+    address: AddressOption = "",
+    name: NameOption = fleet_record.DEFAULT_NAME,
+    model: ModelOption = "",
+    max_tokens: MaxTokensOption = None,
+    temperature: TemperatureOption = None,
+    top_p: TopPOption = None,
+    seed: SeedOption = None,
+    timeout: TimeoutOption = 600.0,
+    timings: TimingsOption = False,
+) -> None:
+    """Talk to the model: one question, or a conversation until Ctrl-D."""
+    sampling = SamplingOptions(max_tokens, temperature, None, top_p, seed)
+    router = address or fleet_record.find(name).router.address
+    console = Console(stderr=True)
+    turns = [Message("system", system)] if system else []
+
+    async def answer(question: str) -> None:
+        turns.append(Message("user", question))
+        async with RouterClient(router, timeout) as client:
+            outcome = await _print_stream(
+                lambda filled: client.chat(turns, model, sampling, filled), quiet=False
+            )
+        turns.append(Message("assistant", outcome.text))
+        if timings:
+            console.print(timings_table(outcome.timings, outcome.usage))
+
+    if message:
+        asyncio.run(answer(message))
+        return
+    while True:
+        try:
+            question = console.input("[bold]> [/]").strip()
+        except EOFError:
+            return
+        if question:
+            try:
+                asyncio.run(answer(question))
+            except CrossdockError as error:
+                # The conversation goes on without the question that failed.
+                turns.pop()
+                console.print(f"error: {error}", style="red", markup=False)
+
+
+async def _print_stream(ask: Ask, *, quiet: bool) -> Outcome:
+    outcome = Outcome()
+    async for piece in ask(outcome):
+        if not quiet:
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+    if not quiet:
+        sys.stdout.write("\n")
+    if not outcome.finish_reason:
+        raise CliError("the router's stream ended without a finish reason")
+    return outcome
