@@ -1,0 +1,1 @@
+"""The router: the public API, policy and the life of a request across instances."""

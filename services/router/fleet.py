@@ -1,0 +1,153 @@
+"""What the router knows of the fleet: the last report of each instance, and our own load on it.
+
+Life of an instance here: unknown until its first good report; available while its reports are
+good; unavailable once it cannot be reached or failed an attempt, until its next good report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from services.router.policy import Candidate, FleetSnapshot, Placement
+from services.router.validation import Limits
+from services.router.worker import InstanceReport, Role, Target
+
+# A report that is late says little on a machine whose cores are all busy; this many in a row do.
+LATE_REPORTS_MAX = 3
+
+
+class _Member:
+    """One configured address."""
+
+    __slots__ = ("address", "failing", "in_flight_tokens", "num_late", "report", "role")
+
+    def __init__(self, role: Role, address: str) -> None:
+        self.role = role
+        self.address = address
+        self.report: InstanceReport | None = None
+        self.failing = False
+        self.num_late = 0
+        self.in_flight_tokens = 0
+
+
+class Fleet:
+    """The instances of one router, fixed at start. Used on one event loop; does no IO."""
+
+    def __init__(self, prefill: Sequence[str], decode: Sequence[str]) -> None:
+        self._members = [_Member(Role.PREFILL, address) for address in dict.fromkeys(prefill)]
+        self._members += [_Member(Role.DECODE, address) for address in dict.fromkeys(decode)]
+        self._has_prefill_role = bool(prefill)
+
+    def record_report(self, role: Role, address: str, report: InstanceReport) -> None:
+        """A good report: clears what we held against the instance."""
+        member = self._member(role, address)
+        member.report = report
+        member.failing = False
+        member.num_late = 0
+
+    def record_late(self, role: Role, address: str) -> None:
+        """A report did not come in time."""
+        member = self._member(role, address)
+        member.num_late += 1
+        if member.num_late >= LATE_REPORTS_MAX:
+            member.failing = True
+
+    def record_failure(self, role: Role, address: str) -> None:
+        """The instance cannot be reached, or it failed an attempt."""
+        self._member(role, address).failing = True
+
+    def is_settled(self) -> bool:
+        """Every instance is ready and nothing is held against it."""
+        return all(
+            member.report is not None and member.report.ready and not member.failing
+            for member in self._members
+        )
+
+    def has_each_role(self) -> bool:
+        """At least one instance of every configured role can take a request."""
+        roles = {member.role for member in self._members}
+        return roles == {member.role for member in self._available()}
+
+    def in_flight_tokens(self) -> int:
+        """Our own load over all instances; 0 when nothing runs."""
+        return sum(member.in_flight_tokens for member in self._members)
+
+    def snapshot(self) -> FleetSnapshot:
+        """What the policy decides by."""
+        return FleetSnapshot(
+            prefill=self._candidates(Role.PREFILL),
+            decode=self._candidates(Role.DECODE),
+            has_prefill_role=self._has_prefill_role,
+        )
+
+    def limits(self) -> Limits | None:
+        """The bounds of requests now. None while no instance can take one."""
+        if not self.has_each_role():
+            return None
+        reports = [member.report for member in self._available() if member.report is not None]
+        pools = {
+            role: [report.pool_tokens for report in reports if report.role == role] for role in Role
+        }
+        return Limits(
+            context_tokens_max=min(report.context_tokens_max for report in reports),
+            vocab_size=min(report.vocab_size for report in reports),
+            decode_pool_tokens=max(pools[Role.DECODE]),
+            prefill_pool_tokens=max(pools[Role.PREFILL]) if self._has_prefill_role else None,
+        )
+
+    def eos_token_ids(self) -> frozenset[int]:
+        """The ids that the engines end a sequence at by themselves."""
+        return frozenset(
+            token_id
+            for member in self._members
+            if member.report is not None
+            for token_id in member.report.eos_token_ids
+        )
+
+    @contextmanager
+    def load(self, placement: Placement, prompt_tokens: int, total_tokens: int) -> Iterator[None]:
+        """Counts an attempt's tokens on both instances while the block runs."""
+        members = [(self._member(Role.DECODE, placement.decode.address), total_tokens)]
+        if placement.prefill is not None:
+            prefill = self._member(Role.PREFILL, placement.prefill.address)
+            members.append((prefill, prompt_tokens))
+        for member, tokens in members:
+            member.in_flight_tokens += tokens
+        try:
+            yield
+        finally:
+            for member, tokens in members:
+                member.in_flight_tokens -= tokens
+                assert member.in_flight_tokens >= 0
+
+    def _available(self) -> list[_Member]:
+        return [
+            member
+            for member in self._members
+            if member.report is not None
+            and member.report.ready
+            and not member.report.draining
+            and not member.failing
+        ]
+
+    def _candidates(self, role: Role) -> tuple[Candidate, ...]:
+        return tuple(
+            Candidate(
+                target=Target(member.report.instance_id, member.address, member.report.epoch),
+                ready=member.report.ready,
+                draining=member.report.draining,
+                failing=member.failing,
+                pool_tokens=member.report.pool_tokens,
+                queued_tokens=member.report.queued_tokens,
+                in_flight_tokens=member.in_flight_tokens,
+            )
+            for member in self._members
+            if member.role is role and member.report is not None
+        )
+
+    def _member(self, role: Role, address: str) -> _Member:
+        for member in self._members:
+            if member.role is role and member.address == address:
+                return member
+        raise AssertionError(f"no {role} instance at {address}")

@@ -1,0 +1,77 @@
+"""uvicorn inside the router's own event loop: no signals, no logging of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from crossdock.errors import Code, CrossdockError, Reason
+
+_BACKLOG = 1024
+# What a drained server still allows connections that only have to be closed, in seconds.
+_CLOSE_GRACE_S = 1
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """The composition root handles signals, for both servers."""
+        yield
+
+
+class HttpServer:
+    """One listening HTTP server. Life: `start`, `stop`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._server = _Server(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                ws="none",
+                server_header=False,
+                timeout_graceful_shutdown=_CLOSE_GRACE_S,
+            )
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self, host: str, port: int) -> int:
+        """Listens; returns the port. A port in use is an error that says so."""
+        sock = _listen(host, port)
+        bound = int(sock.getsockname()[1])
+        self._task = asyncio.create_task(self._server.serve(sockets=[sock]))
+        return bound
+
+    async def stop(self) -> None:
+        """Closes the port and the connections."""
+        self._server.should_exit = True
+        if self._task is not None:
+            await self._task
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # Only so that a restart need not wait for old connections to time out; a port that
+        # someone listens on is still refused.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((host.strip("[]"), port))
+        sock.listen(_BACKLOG)
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        raise CrossdockError(
+            Code.FAILED_PRECONDITION,
+            f"cannot listen on {host}:{port} for HTTP: {error.strerror}; choose another with "
+            "--host and --http-port (0 takes a free one)",
+            Reason.INVALID_FIELD,
+            field="http_port",
+        ) from error
+    return sock

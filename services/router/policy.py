@@ -1,0 +1,139 @@
+"""Which instances a request goes to: Filter -> Scorer -> Picker over a snapshot.
+
+Pure: the same snapshot, demand and rotation give the same placement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from services.router.worker import Role, Target
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One instance as the policy sees it. `failing`: it failed us since its last good report."""
+
+    target: Target
+    ready: bool
+    draining: bool
+    failing: bool
+    pool_tokens: int
+    queued_tokens: int
+    in_flight_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class FleetSnapshot:
+    """Every configured instance. Without prefill instances, decode instances do both phases."""
+
+    prefill: tuple[Candidate, ...]
+    decode: tuple[Candidate, ...]
+    has_prefill_role: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a request needs. `excluded` are addresses that refused it already."""
+
+    prompt_tokens: int
+    total_tokens: int
+    excluded: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where an attempt goes."""
+
+    prefill: Target | None
+    decode: Target
+
+
+class VacancyCause(Enum):
+    """Why no instance of a role can take the request."""
+
+    NONE_READY = "none is ready"
+    ALL_REFUSED = "every ready one refused"
+    TOO_SMALL = "it fits none of the ready ones"
+
+
+@dataclass(frozen=True, slots=True)
+class Vacancy:
+    """No placement: the role that has nobody, and why."""
+
+    role: Role
+    cause: VacancyCause
+
+
+Filter = Callable[[Candidate, Demand], bool]
+Scorer = Callable[[Candidate], int]
+
+
+def is_available(candidate: Candidate, _demand: Demand) -> bool:
+    """Ready, taking calls, and not known to be failing."""
+    return candidate.ready and not candidate.draining and not candidate.failing
+
+
+def has_not_refused(candidate: Candidate, demand: Demand) -> bool:
+    """It did not refuse this request before."""
+    return candidate.target.address not in demand.excluded
+
+
+def holds_prompt(candidate: Candidate, demand: Demand) -> bool:
+    """Its whole pool could hold the prompt."""
+    return demand.prompt_tokens <= candidate.pool_tokens
+
+
+def holds_sequence(candidate: Candidate, demand: Demand) -> bool:
+    """Its whole pool could hold prompt and output."""
+    return demand.total_tokens <= candidate.pool_tokens
+
+
+def token_load(candidate: Candidate) -> int:
+    """Tokens that we sent and that did not end, and those waiting there from anyone."""
+    return candidate.in_flight_tokens + candidate.queued_tokens
+
+
+# In order of the cause that is reported when a filter leaves nobody.
+_FITS: dict[Role, Filter] = {Role.PREFILL: holds_prompt, Role.DECODE: holds_sequence}
+
+
+def pick(candidates: Sequence[Candidate], scorer: Scorer, rotation: int) -> Candidate:
+    """The lowest score; ties by name, starting `rotation` names further."""
+    lowest = min(scorer(candidate) for candidate in candidates)
+    tied = sorted(
+        (candidate for candidate in candidates if scorer(candidate) == lowest),
+        key=lambda candidate: (candidate.target.instance_id, candidate.target.address),
+    )
+    return tied[rotation % len(tied)]
+
+
+def choose(
+    role: Role, candidates: Sequence[Candidate], demand: Demand, rotation: int
+) -> Target | Vacancy:
+    """One instance of a role, or why there is none."""
+    left = list(candidates)
+    for keep, cause in (
+        (is_available, VacancyCause.NONE_READY),
+        (_FITS[role], VacancyCause.TOO_SMALL),
+        (has_not_refused, VacancyCause.ALL_REFUSED),
+    ):
+        left = [candidate for candidate in left if keep(candidate, demand)]
+        if not left:
+            return Vacancy(role, cause)
+    return pick(left, token_load, rotation).target
+
+
+def place(snapshot: FleetSnapshot, demand: Demand, rotation: int) -> Placement | Vacancy:
+    """A pair for one attempt, or the first role that has nobody."""
+    decode = choose(Role.DECODE, snapshot.decode, demand, rotation)
+    if isinstance(decode, Vacancy):
+        return decode
+    if not snapshot.has_prefill_role:
+        return Placement(None, decode)
+    prefill = choose(Role.PREFILL, snapshot.prefill, demand, rotation)
+    if isinstance(prefill, Vacancy):
+        return prefill
+    return Placement(prefill, decode)

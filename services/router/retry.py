@@ -1,0 +1,201 @@
+"""From a validated prompt to the last token, over as many attempts as it takes.
+
+1. Policy places the attempt. Nobody there: OVERLOADED when all refused, UNAVAILABLE else; after a
+   loss, the router waits a bounded time for an instance to come back.
+2. The attempt runs. REFUSED: the instance is excluded for this request, and the next one is tried.
+   LOST: the instance at fault is avoided until its next good report, and a new attempt replays
+   the prompt and everything generated so far; draws depend on the position, so the continuation
+   is what it would have been. At most `migrations_max` losses. FATAL: the error is the answer.
+3. A replay is pointless once the last token was the last by its own right: then the router ends
+   the request itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import structlog
+
+from crossdock.errors import CrossdockError, not_ready, overloaded
+from services.router.attempt import Attempt, Failed, Finished, Sink
+from services.router.deadline import Deadline
+from services.router.fleet import Fleet
+from services.router.merge import TokenMerge
+from services.router.policy import Demand, Placement, Vacancy, VacancyCause, place
+from services.router.sampling import Sampling
+from services.router.verdict import Kind
+from services.router.worker import (
+    AttemptOrder,
+    DecodeUpdate,
+    EngineFinish,
+    PrefillReply,
+    Role,
+    Workers,
+)
+
+HANDOFF_ID_BYTES: Final = 16
+RETRY_AFTER_S: Final = 1.0
+
+_log = structlog.get_logger("router.retry")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request as the attempts need it. `stop_ids` end the sequence, the model's own included."""
+
+    request_id: str
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    stop_ids: frozenset[int]
+    return_logit_digests: bool
+    deadline: Deadline
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """How a job ended. `finish` is None when the sink stopped it."""
+
+    finish: EngineFinish | None
+    last: DecodeUpdate | None
+    reply: PrefillReply | None
+    num_attempts: int
+    placement: Placement
+
+
+class Reports(Protocol):
+    """Where news about instances comes from."""
+
+    async def wait_news(self, timeout_s: float) -> None:
+        """Returns after the next report of any instance, or after the time."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RetryBounds:
+    """`instance_wait_s`: how long a request that lost its instance waits for one to come back."""
+
+    migrations_max: int = 3
+    instance_wait_s: float = 10.0
+
+
+class Retry:
+    """Drives jobs. Shared by all requests of the router, on one event loop."""
+
+    def __init__(
+        self, fleet: Fleet, workers: Workers, reports: Reports, bounds: RetryBounds
+    ) -> None:
+        self._fleet = fleet
+        self._workers = workers
+        self._reports = reports
+        self._bounds = bounds
+        self._rotation = 0
+
+    async def run(self, job: Job, sink: Sink, on_dispatch: Callable[[], None]) -> Completion:
+        """The job's end, or the error that is the caller's answer."""
+        merge = TokenMerge(len(job.prompt))
+        excluded: set[str] = set()
+        loss: CrossdockError | None = None
+        num_losses = 0
+        num_attempts = 0
+        reply: PrefillReply | None = None
+        while True:
+            placement = await self._place(job, frozenset(excluded), loss)
+            num_attempts += 1
+            on_dispatch()
+            result = await self._attempt(job, placement, num_attempts, merge, sink)
+            if isinstance(result, Finished):
+                reply = result.reply or reply
+                return Completion(result.finish, result.last, reply, num_attempts, placement)
+            self._note(job, placement, result)
+            if result.verdict.kind is Kind.FATAL:
+                raise result.error
+            if (finish := _ended_by_itself(job, merge.token_ids)) is not None:
+                return Completion(finish, None, reply, num_attempts, placement)
+            if result.verdict.kind is Kind.REFUSED:
+                excluded.update(_at_fault(placement, result))
+                continue
+            loss = result.error
+            num_losses += 1
+            if num_losses > self._bounds.migrations_max:
+                raise result.error
+
+    async def _attempt(
+        self, job: Job, placement: Placement, number: int, merge: TokenMerge, sink: Sink
+    ) -> Finished | Failed:
+        num_generated = len(merge.token_ids)
+        token_ids = job.prompt + tuple(merge.token_ids)
+        order = AttemptOrder(
+            request_id=job.request_id,
+            # The caller's id never leads to a handoff's: two attempts cannot meet.
+            handoff_id=secrets.token_bytes(HANDOFF_ID_BYTES) if placement.prefill else b"",
+            attempt=number,
+            token_ids=token_ids,
+            sampling=job.sampling.after(num_generated),
+            return_logit_digests=job.return_logit_digests,
+            prefill=placement.prefill,
+            decode=placement.decode,
+        )
+        timeout_s = job.deadline.for_worker(asyncio.get_running_loop().time())
+        total_tokens = len(job.prompt) + job.sampling.max_tokens
+        with self._fleet.load(placement, len(token_ids), total_tokens):
+            return await Attempt(self._workers, order, merge, timeout_s).run(sink)
+
+    async def _place(
+        self, job: Job, excluded: frozenset[str], loss: CrossdockError | None
+    ) -> Placement:
+        loop = asyncio.get_running_loop()
+        until_s = job.deadline.earlier(loop.time() + self._bounds.instance_wait_s)
+        demand = Demand(len(job.prompt), len(job.prompt) + job.sampling.max_tokens, excluded)
+        while True:
+            found = place(self._fleet.snapshot(), demand, self._rotation)
+            if isinstance(found, Placement):
+                self._rotation += 1
+                return found
+            left_s = until_s - loop.time()
+            if found.cause is VacancyCause.ALL_REFUSED:
+                raise overloaded(_vacancy_text(found), RETRY_AFTER_S)
+            if loss is None or left_s <= 0:
+                raise not_ready(_vacancy_text(found)) from loss
+            await self._reports.wait_news(left_s)
+
+    def _note(self, job: Job, placement: Placement, failed: Failed) -> None:
+        """Keeps what a failed attempt says about the instances."""
+        if failed.verdict.kind is Kind.LOST:
+            for role in failed.verdict.at_fault:
+                target = placement.prefill if role is Role.PREFILL else placement.decode
+                if target is not None:
+                    self._fleet.record_failure(role, target.address)
+        _log.warning(
+            "attempt_failed",
+            request_id=job.request_id,
+            kind=failed.verdict.kind.value,
+            code=failed.error.code.name,
+            reason=failed.error.reason,
+            error=failed.error.message,
+            prefill=placement.prefill.instance_id if placement.prefill else None,
+            decode=placement.decode.instance_id,
+        )
+
+
+def _at_fault(placement: Placement, failed: Failed) -> list[str]:
+    targets = {Role.PREFILL: placement.prefill, Role.DECODE: placement.decode}
+    return [
+        target.address for role in failed.verdict.at_fault if (target := targets[role]) is not None
+    ]
+
+
+def _ended_by_itself(job: Job, generated: list[int]) -> EngineFinish | None:
+    """Whether the last token was the last one, and only the word of it was lost."""
+    if generated and generated[-1] in job.stop_ids:
+        return EngineFinish.STOP
+    if len(generated) >= job.sampling.max_tokens:
+        return EngineFinish.LENGTH
+    return None
+
+
+def _vacancy_text(vacancy: Vacancy) -> str:
+    return f"no {vacancy.role.value} instance for the request: {vacancy.cause.value}; retry later"

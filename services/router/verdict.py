@@ -1,0 +1,79 @@
+"""What a worker's error means for the request: the one table behind every retry.
+
+The decode stream is the truth about a handoff. A prefill error is a *hint* where the handoff may
+have been committed before the error: then the decode stream gets time to speak first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from crossdock.errors import Code, CrossdockError, Reason
+from services.router.worker import Role
+
+
+class Kind(Enum):
+    """How the request goes on."""
+
+    REFUSED = "refused"  # Another instance may take it; this one is well.
+    LOST = "lost"  # The attempt is gone and the instance at fault is avoided until it reports.
+    FATAL = "fatal"  # The error is the caller's answer.
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`at_fault` are the roles whose instance is excluded or avoided.
+
+    `certain` is False for a prefill error that may have come after the commit.
+    """
+
+    kind: Kind
+    at_fault: tuple[Role, ...] = ()
+    certain: bool = True
+
+
+_BOTH: Final = (Role.PREFILL, Role.DECODE)
+_FATAL: Final = Verdict(Kind.FATAL)
+
+_BY_REASON: Final[dict[tuple[Role, str], Verdict]] = {
+    (Role.DECODE, Reason.HANDOFF_REFUSED): Verdict(Kind.REFUSED, (Role.DECODE,)),
+    (Role.DECODE, Reason.OVERLOADED): Verdict(Kind.REFUSED, (Role.DECODE,)),
+    (Role.DECODE, Reason.DRAINING): Verdict(Kind.LOST, (Role.DECODE,)),
+    (Role.DECODE, Reason.NOT_READY): Verdict(Kind.LOST, (Role.DECODE,)),
+    (Role.DECODE, Reason.ENGINE_RESTARTED): Verdict(Kind.LOST, (Role.DECODE,)),
+    (Role.DECODE, Reason.UNREACHABLE): Verdict(Kind.LOST, (Role.DECODE,)),
+    (Role.DECODE, Reason.HANDOFF_LOST): Verdict(Kind.LOST, (Role.PREFILL,)),
+    (Role.DECODE, Reason.STALE_EPOCH): Verdict(Kind.LOST, _BOTH),
+    (Role.PREFILL, Reason.OVERLOADED): Verdict(Kind.REFUSED, (Role.PREFILL,)),
+    (Role.PREFILL, Reason.HANDOFF_REFUSED): Verdict(Kind.REFUSED, (Role.DECODE,)),
+    (Role.PREFILL, Reason.DRAINING): Verdict(Kind.LOST, (Role.PREFILL,)),
+    (Role.PREFILL, Reason.NOT_READY): Verdict(Kind.LOST, (Role.PREFILL,)),
+    (Role.PREFILL, Reason.STALE_EPOCH): Verdict(Kind.LOST, _BOTH),
+    (Role.PREFILL, Reason.ENGINE_RESTARTED): Verdict(Kind.LOST, (Role.PREFILL,), certain=False),
+    (Role.PREFILL, Reason.UNREACHABLE): Verdict(Kind.LOST, (Role.PREFILL,), certain=False),
+    (Role.PREFILL, Reason.HANDOFF_LOST): Verdict(Kind.LOST, (Role.DECODE,), certain=False),
+}
+
+_BY_CODE: Final[dict[tuple[Role, Code], Verdict]] = {
+    (Role.DECODE, Code.UNAVAILABLE): Verdict(Kind.LOST, (Role.DECODE,)),
+    # Nobody but the far side can have cancelled a call that we still wait for.
+    (Role.DECODE, Code.CANCELLED): Verdict(Kind.LOST, (Role.DECODE,)),
+    (Role.DECODE, Code.ABORTED): Verdict(Kind.LOST, (Role.DECODE,)),
+    (Role.DECODE, Code.RESOURCE_EXHAUSTED): Verdict(Kind.REFUSED, (Role.DECODE,)),
+    (Role.PREFILL, Code.UNAVAILABLE): Verdict(Kind.LOST, (Role.PREFILL,), certain=False),
+    (Role.PREFILL, Code.CANCELLED): Verdict(Kind.LOST, (Role.PREFILL,), certain=False),
+    (Role.PREFILL, Code.ABORTED): Verdict(Kind.LOST, (Role.PREFILL,), certain=False),
+    (Role.PREFILL, Code.RESOURCE_EXHAUSTED): Verdict(Kind.REFUSED, (Role.PREFILL,)),
+    (Role.PREFILL, Code.INTERNAL): Verdict(Kind.FATAL, certain=False),
+    (Role.PREFILL, Code.UNKNOWN): Verdict(Kind.FATAL, certain=False),
+}
+
+
+def judge(role: Role, error: CrossdockError) -> Verdict:
+    """By reason where there is one, else by code. What the table does not know is fatal."""
+    by_reason = _BY_REASON.get((role, error.reason))
+    if by_reason is not None:
+        return by_reason
+    return _BY_CODE.get((role, error.code), _FATAL)
