@@ -15,6 +15,7 @@ FILE_LINES_MAX = {".py": 400, ".pyi": 400, ".h": 300, ".cpp": 600, ".proto": 200
 FUNCTION_LINES_MAX = 70
 PARAMETERS_MAX = 6
 COLUMNS_MAX = 100
+PROSE_COLUMNS_MAX = 120
 
 
 def _python_functions(path: str) -> Iterator[tuple[str, int, int]]:
@@ -66,12 +67,14 @@ def test_functions_take_few_parameters() -> None:
     assert not many
 
 
-def test_lines_fit_in_100_columns() -> None:
+def test_lines_fit() -> None:
+    """100 columns of code, 120 of prose; a row of a table cannot be broken."""
     wide = [
         f"{path}:{number}: {len(line)} columns"
         for path in texts()
         for number, line in enumerate(read(path).splitlines(), start=1)
-        if len(line) > COLUMNS_MAX
+        if len(line) > (PROSE_COLUMNS_MAX if path.endswith(".md") else COLUMNS_MAX)
+        and not (path.endswith(".md") and line.startswith("|"))
     ]
     assert not wide
 
