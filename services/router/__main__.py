@@ -1,4 +1,4 @@
-"""Composition root of the router: reads the configuration, builds, serves, drains."""
+"""Composition root of the router: reads the settings, builds, serves, drains."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ import json
 import os
 import signal
 import sys
-from pathlib import Path
 
 import structlog
-from pydantic import ValidationError
-from pydantic_settings import SettingsError
 
 from crossdock.errors import CrossdockError
 from crossdock.models import ModelError, resolve
 from crossdock.rpc.server import RpcServer
+from crossdock.rpc.serving import parse_settings
 from crossdock.telemetry import configure_logging
 from crossdock.tokenization import ChatTemplate, ChatTemplateError, TokenizationError, Tokenizer
-from services.router.config import RouterConfig
+from services.router.config import RouterSettings
 from services.router.fleet import Fleet
 from services.router.generation import Inference
 from services.router.http_server import HttpServer
@@ -28,84 +26,88 @@ from services.router.poller import Poller
 from services.router.prompting import Prompter
 from services.router.retry import Retry, RetryBounds
 from services.router.servicer import SERVICE_NAME, UNGATED_METHODS, InferenceServicer, register
-from services.router.worker_grpc import GrpcWorkers
+from services.router.worker_client import GrpcWorkers
 
 _log = structlog.get_logger("router")
 
 
-async def serve(config: RouterConfig, model_directory: Path) -> None:
-    """From the open ports to the end of the drain."""
-    prompter = Prompter(Tokenizer.load(model_directory), ChatTemplate.load(model_directory))
+class Router:
+    """The router's parts, and the order in which they start and end."""
+
+    def __init__(self, settings: RouterSettings, instance_id: str) -> None:
+        self._settings = settings
+        directory = resolve(settings.model)
+        prompter = Prompter(Tokenizer.load(directory), ChatTemplate.load(directory))
+        self._workers = GrpcWorkers(settings.prefill, settings.decode)
+        self.fleet = Fleet(settings.prefill, settings.decode)
+        self.live = LiveRequests(settings.max_requests)
+        self._poller = Poller(self.fleet, self._workers, is_busy=lambda: len(self.live) > 0)
+        bounds = RetryBounds(settings.max_migrations, settings.instance_wait)
+        retry = Retry(self.fleet, self._workers, self._poller, bounds)
+        inference = Inference(directory.name, prompter, self.fleet, retry, self.live)
+        self._grpc = RpcServer(instance_id, ungated=UNGATED_METHODS)
+        self._grpc.add(SERVICE_NAME, lambda server: register(InferenceServicer(inference), server))
+        self._http = HttpServer(make_app(inference, self._grpc.gate))
+
+    async def start(self) -> tuple[str, str]:
+        """Serves; returns the gRPC and the HTTP address."""
+        settings = self._settings
+        grpc_port = await self._grpc.start(settings.host, settings.port)
+        http_port = await self._http.start(settings.host, settings.http_port)
+        # An instance that is not there yet is no reason to wait: the answer is UNAVAILABLE then.
+        await self._poller.start(settings.prefill, settings.decode)
+        await self._grpc.set_serving(True)
+        return f"{settings.host}:{grpc_port}", f"{settings.host}:{http_port}"
+
+    async def drain(self) -> None:
+        """Running requests of both APIs finish, within the bound; new ones are refused."""
+        _log.info("draining", live_requests=len(self.live))
+        finished = await self._grpc.drain(self._settings.drain_timeout)
+        _log.info("drained", all_finished=finished)
+
+    async def close(self) -> None:
+        """Ends everything that still runs."""
+        await self._http.stop()
+        await self._grpc.stop()
+        await self._poller.stop()
+        await self._workers.close()
+
+
+async def _serve(settings: RouterSettings, instance_id: str) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-
-    workers = GrpcWorkers(config.prefill, config.decode)
-    fleet = Fleet(config.prefill, config.decode)
-    live = LiveRequests(config.max_requests)
-    poller = Poller(fleet, workers, is_busy=lambda: len(live) > 0)
-    bounds = RetryBounds(config.max_migrations, config.instance_wait)
-    retry = Retry(fleet, workers, poller, bounds)
-    inference = Inference(model_directory.name, prompter, fleet, retry, live)
-
-    grpc_server = RpcServer(config.instance_id, ungated=UNGATED_METHODS)
-    grpc_server.add(SERVICE_NAME, lambda server: register(InferenceServicer(inference), server))
-    http_server = HttpServer(make_app(inference, grpc_server.gate))
+    router = Router(settings, instance_id)
     try:
-        grpc_port = await grpc_server.start(config.host, config.port)
-        http_port = await http_server.start(config.host, config.http_port)
-        await poller.start(config.prefill, config.decode)
-        await grpc_server.set_serving(True)
-        _print_ready(config, grpc_port, http_port)
+        address, http_address = await router.start()
+        line = {
+            "event": "ready",
+            "role": "router",
+            "instance_id": instance_id,
+            "address": address,
+            "http_address": http_address,
+            "pid": os.getpid(),
+        }
+        print(json.dumps(line), flush=True)
         await stop.wait()
-        _log.info("draining", live_requests=len(live))
-        finished = await grpc_server.drain(config.drain_timeout)
-        _log.info("drained", all_finished=finished)
+        await router.drain()
     finally:
-        await http_server.stop()
-        await grpc_server.stop()
-        await poller.stop()
-        await workers.close()
+        await router.close()
 
 
-def _print_ready(config: RouterConfig, grpc_port: int, http_port: int) -> None:
-    line = {
-        "event": "ready",
-        "role": "router",
-        "instance_id": config.instance_id,
-        "address": f"{config.host}:{grpc_port}",
-        "http_address": f"{config.host}:{http_port}",
-        "pid": os.getpid(),
-    }
-    print(json.dumps(line), flush=True)
-
-
-def main(argv: list[str]) -> int:
+def main() -> int:
     """0 after a drain, 1 when it cannot start, 2 for bad arguments."""
+    settings = parse_settings(RouterSettings, "crossdock-router", sys.argv[1:])
+    instance_id = settings.instance_name("router")
+    configure_logging(settings.log_level, role="router", instance_id=instance_id)
     try:
-        # mypy does not know the arguments that pydantic-settings takes by an underscore.
-        config = RouterConfig(_cli_parse_args=argv)  # type: ignore[call-arg]
-    except (ValidationError, SettingsError) as error:
-        print(f"router: bad arguments: {_one_line(error)}", file=sys.stderr)
-        return 2
-    configure_logging(config.log_level, role="router", instance_id=config.instance_id)
-    try:
-        asyncio.run(serve(config, resolve(config.model)))
-    except (CrossdockError, ModelError, TokenizationError, ChatTemplateError) as error:
-        print(f"router: {error}", file=sys.stderr)
+        asyncio.run(_serve(settings, instance_id))
+    except (CrossdockError, ModelError, TokenizationError, ChatTemplateError, OSError) as error:
+        print(f"crossdock router: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     return 0
 
 
-def _one_line(error: ValidationError | SettingsError) -> str:
-    if isinstance(error, SettingsError):
-        return " ".join(str(error).split())
-    return "; ".join(
-        f"--{'.'.join(str(part) for part in item['loc']).replace('_', '-')}: {item['msg']}"
-        for item in error.errors()
-    )
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -4,7 +4,7 @@ Life of an attempt:
 1. Both calls go out. Tokens from either are merged; the sink sees each position once.
 2. The prefill reply brings the timings and the first token. Its error counts only while the
    decode stream has brought no token: after the commit, the prefill instance is not needed.
-   An error that may have come after the commit gives the stream `COMMIT_GRACE_S` to speak.
+   An error that may have come after the commit gives the stream a grace time to speak.
 3. The attempt ends with the stream's end, with the sink's wish to stop, or with a failure.
 4. Whatever way it ends, cancellation included, both calls are over when `run` returns.
 """
@@ -29,9 +29,6 @@ from services.router.worker import (
     Token,
     Workers,
 )
-
-# A decode instance learns of a prefill instance's death within a second, and says so or decodes.
-COMMIT_GRACE_S: Final = 2.0
 
 # How long a finished generation waits for the timings in the prefill reply, which follows the
 # commit by one round trip.
@@ -102,7 +99,7 @@ class Attempt:
         doubt: Failed | None = None
         pending = {decode} if prefill is None else {decode, prefill}
         while True:
-            timeout_s = COMMIT_GRACE_S if doubt is not None else None
+            timeout_s = doubt.verdict.grace_s if doubt is not None else None
             done, pending = await asyncio.wait(
                 pending, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
             )
@@ -121,8 +118,6 @@ class Attempt:
                 result = prefill.result()
                 if isinstance(result, CrossdockError) and not self._decode_spoke:
                     doubt = Failed(judge(Role.PREFILL, result), result)
-                    if doubt.verdict.certain:
-                        return doubt
 
     async def _read_decode(self, sink: Sink) -> DecodeUpdate | CrossdockError | None:
         try:

@@ -1,61 +1,54 @@
-"""The router's configuration: flags, and the environment with the prefix CROSSDOCK_."""
+"""Settings of the router."""
 
 from __future__ import annotations
 
-import socket
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, field_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import NoDecode
 
-AddressList = Annotated[list[str], NoDecode]
+from crossdock.rpc.settings import ServiceSettings
 
 
-class RouterConfig(BaseSettings):
-    """Flags of `python -m services.router`. Times in seconds."""
+class RouterSettings(ServiceSettings):
+    """Times are in seconds."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="CROSSDOCK_",
-        cli_prog_name="python -m services.router",
-        cli_kebab_case=True,
-        cli_implicit_flags=True,
-        cli_hide_none_type=True,
-        cli_avoid_json=True,
-        extra="forbid",
-    )
-
-    host: str = Field("127.0.0.1", description="address to listen on")
-    port: int = Field(0, ge=0, le=65535, description="gRPC port; 0 takes a free one")
-    http_port: int = Field(0, ge=0, le=65535, description="HTTP port; 0 takes a free one")
-    instance_id: str = Field(
-        default_factory=lambda: f"router-{socket.gethostname()}",
-        min_length=1,
-        max_length=128,
-        description="stable name of this process",
-    )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="what is logged to stderr"
-    )
-    model: str = Field(description="model directory or the name of a fetched model")
-    prefill: AddressList = Field(
-        default_factory=list,
-        description="host:port of a prefill instance; repeat for more. "
-        "None: decode instances compute prompts themselves",
-    )
-    decode: AddressList = Field(
-        min_length=1, description="host:port of a decode instance; repeat for more"
-    )
-    max_requests: int = Field(4096, ge=1, description="live requests at most")
-    max_migrations: int = Field(3, ge=0, description="new attempts after losses, a request")
-    instance_wait: float = Field(
-        10.0, ge=0, description="how long a request that lost its instance waits for another"
-    )
-    drain_timeout: float = Field(30.0, ge=0, description="how long SIGTERM waits for requests")
+    model: Annotated[
+        str,
+        Field(
+            min_length=1,
+            description="Hugging Face directory, or name of a fetched model; for its tokenizer.",
+        ),
+    ]
+    prefill: Annotated[
+        list[str],
+        NoDecode,
+        Field(
+            description="host:port of a prefill instance; repeat for more. Without any, decode "
+            "instances compute the prompts themselves."
+        ),
+    ] = []  # noqa: RUF012 -- pydantic copies defaults
+    decode: Annotated[
+        list[str],
+        NoDecode,
+        Field(min_length=1, description="host:port of a decode instance; repeat for more."),
+    ]
+    http_port: Annotated[
+        int, Field(ge=0, le=65_535, description="HTTP port; 0 takes a free one.")
+    ] = 0
+    max_requests: Annotated[int, Field(ge=1, description="Live requests at most.")] = 4_096
+    max_migrations: Annotated[
+        int, Field(ge=0, description="New attempts after losses, for one request.")
+    ] = 3
+    instance_wait: Annotated[
+        float,
+        Field(ge=0, description="Seconds that a request waits after it lost its only instance."),
+    ] = 10.0
 
     @field_validator("prefill", "decode", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
-        """An environment variable holds a list, separated by commas; so may a flag."""
+        """A variable holds a list separated by commas; so may a flag."""
         items = [value] if isinstance(value, str) else value
         if not isinstance(items, list):
             return items
@@ -66,6 +59,6 @@ class RouterConfig(BaseSettings):
     def _check_addresses(cls, value: list[str]) -> list[str]:
         for address in value:
             host, _, port = address.rpartition(":")
-            if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
                 raise ValueError(f"{address!r} is not host:port")
         return value

@@ -35,7 +35,7 @@ from services.router.output import (
 )
 from services.router.prompting import Prompt, Prompter, TokenPrompt
 from services.router.request import RequestLife, RequestState
-from services.router.retry import Completion, Job, Retry
+from services.router.retry import Completion, Job, Retry, worker_request_id
 from services.router.sampling import SamplingRequest, StopRules
 from services.router.validation import Limits
 from services.router.worker import EngineFinish, Token
@@ -248,6 +248,7 @@ class Inference:
         eos = frozenset() if sampling.ignore_eos else self._fleet.eos_token_ids()
         return Job(
             request_id=request_id,
+            worker_request_id=worker_request_id(request_id),
             prompt=prompt,
             sampling=sampling,
             stop_ids=eos | frozenset(sampling.stop_token_ids),

@@ -82,8 +82,8 @@ def has_not_refused(candidate: Candidate, demand: Demand) -> bool:
 
 
 def holds_prompt(candidate: Candidate, demand: Demand) -> bool:
-    """Its whole pool could hold the prompt."""
-    return demand.prompt_tokens <= candidate.pool_tokens
+    """Its whole pool could hold the prompt and the first token."""
+    return demand.prompt_tokens < candidate.pool_tokens
 
 
 def holds_sequence(candidate: Candidate, demand: Demand) -> bool:

@@ -39,6 +39,8 @@ from services.router.worker import (
 
 HANDOFF_ID_BYTES: Final = 16
 RETRY_AFTER_S: Final = 1.0
+# With the part that makes it unique, an id stays within the 128 bytes that workers take.
+_CALLER_ID_BYTES_MAX: Final = 96
 
 _log = structlog.get_logger("router.retry")
 
@@ -48,6 +50,7 @@ class Job:
     """A request as the attempts need it. `stop_ids` end the sequence, the model's own included."""
 
     request_id: str
+    worker_request_id: str
     prompt: tuple[int, ...]
     sampling: Sampling
     stop_ids: frozenset[int]
@@ -129,7 +132,7 @@ class Retry:
         num_generated = len(merge.token_ids)
         token_ids = job.prompt + tuple(merge.token_ids)
         order = AttemptOrder(
-            request_id=job.request_id,
+            request_id=job.worker_request_id,
             # The caller's id never leads to a handoff's: two attempts cannot meet.
             handoff_id=secrets.token_bytes(HANDOFF_ID_BYTES) if placement.prefill else b"",
             attempt=number,
@@ -179,6 +182,16 @@ class Retry:
             prefill=placement.prefill.instance_id if placement.prefill else None,
             decode=placement.decode.instance_id,
         )
+
+
+def worker_request_id(request_id: str) -> str:
+    """A name for workers that begins with the caller's and is unique.
+
+    Two routers may have callers with the same idea of an id, and a caller may use one again
+    while a worker still ends the former request.
+    """
+    prefix = request_id.encode("utf-8")[:_CALLER_ID_BYTES_MAX].decode("utf-8", errors="ignore")
+    return f"{prefix}-{secrets.token_hex(8)}"
 
 
 def _at_fault(placement: Placement, failed: Failed) -> list[str]:

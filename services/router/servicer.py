@@ -10,9 +10,9 @@ import grpc
 from google.protobuf.message import Message
 
 from crossdock.api.v1 import inference_pb2, inference_pb2_grpc
-from services.router import validation, wire
+from services.router import translation, validation
 from services.router.generation import Inference, InferenceCall
-from services.router.malformed import Malformed, TolerantRegistration
+from services.router.translation_malformed import Malformed, TolerantRegistration
 
 SERVICE_NAME: Final = "crossdock.api.v1.Inference"
 
@@ -34,7 +34,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         """Streams the continuation of a prompt."""
         _check(request)
-        call = wire.to_generate_call(request, context.time_remaining())
+        call = translation.to_generate_call(request, context.time_remaining())
         async with aclosing(self._stream(call)) as responses:
             async for response in responses:
                 yield response
@@ -44,7 +44,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     ) -> AsyncIterator[inference_pb2.GenerateResponse]:
         """Streams the answer to chat messages."""
         _check(request)
-        call = wire.to_chat_call(request, context.time_remaining())
+        call = translation.to_chat_call(request, context.time_remaining())
         async with aclosing(self._stream(call)) as responses:
             async for response in responses:
                 yield response
@@ -106,7 +106,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             while not ended:
                 delta = await generation.take()
                 ended = delta.ending is not None
-                yield wire.from_delta(generation.request_id, delta)
+                yield translation.from_delta(generation.request_id, delta)
 
 
 def register(servicer: InferenceServicer, server: grpc.aio.Server) -> None:

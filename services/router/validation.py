@@ -15,7 +15,7 @@ REQUEST_ID_BYTES_MAX: Final = 128
 TEMPERATURE_MAX: Final = 2.0
 SEED_MAX: Final = 2**64 - 1
 TOP_K_MAX: Final = 2**32 - 1
-STOP_TOKEN_IDS_MAX: Final = 256
+STOP_TOKEN_IDS_MAX: Final = 128
 STOP_STRINGS_MAX: Final = 16
 STOP_STRING_BYTES_MAX: Final = 1_024
 CHAT_MESSAGES_MAX: Final = 4_096
@@ -200,7 +200,7 @@ def _prompt_pool_tokens(limits: Limits) -> int:
     decode_tokens = limits.decode_pool_tokens - 1
     if limits.prefill_pool_tokens is None:
         return decode_tokens
-    return min(decode_tokens, limits.prefill_pool_tokens)
+    return min(decode_tokens, limits.prefill_pool_tokens - 1)
 
 
 def complete_sampling(

@@ -11,7 +11,12 @@ from enum import Enum
 from typing import Final
 
 from crossdock.errors import Code, CrossdockError, Reason
-from services.router.worker import Role
+from services.router.worker import PAIR_BROKEN, Role
+
+# A decode instance learns of a prefill instance's death within a second, and says so or decodes.
+COMMIT_GRACE_S: Final = 2.0
+# A refusal reaches both instances' fronts within a message of each other.
+REFUSAL_GRACE_S: Final = 0.25
 
 
 class Kind(Enum):
@@ -26,12 +31,12 @@ class Kind(Enum):
 class Verdict:
     """`at_fault` are the roles whose instance is excluded or avoided.
 
-    `certain` is False for a prefill error that may have come after the commit.
+    `grace_s` is how long the decode stream may still speak before a prefill error counts.
     """
 
     kind: Kind
     at_fault: tuple[Role, ...] = ()
-    certain: bool = True
+    grace_s: float = 0.0
 
 
 _BOTH: Final = (Role.PREFILL, Role.DECODE)
@@ -42,18 +47,22 @@ _BY_REASON: Final[dict[tuple[Role, str], Verdict]] = {
     (Role.DECODE, Reason.OVERLOADED): Verdict(Kind.REFUSED, (Role.DECODE,)),
     (Role.DECODE, Reason.DRAINING): Verdict(Kind.LOST, (Role.DECODE,)),
     (Role.DECODE, Reason.NOT_READY): Verdict(Kind.LOST, (Role.DECODE,)),
-    (Role.DECODE, Reason.ENGINE_RESTARTED): Verdict(Kind.LOST, (Role.DECODE,)),
+    # Its own engine's restart, or that of the prefill instance that it tried to pair with.
+    (Role.DECODE, Reason.ENGINE_RESTARTED): Verdict(Kind.LOST, _BOTH),
     (Role.DECODE, Reason.UNREACHABLE): Verdict(Kind.LOST, (Role.DECODE,)),
     (Role.DECODE, Reason.HANDOFF_LOST): Verdict(Kind.LOST, (Role.PREFILL,)),
+    (Role.DECODE, PAIR_BROKEN): Verdict(Kind.LOST, (Role.PREFILL,)),
     (Role.DECODE, Reason.STALE_EPOCH): Verdict(Kind.LOST, _BOTH),
     (Role.PREFILL, Reason.OVERLOADED): Verdict(Kind.REFUSED, (Role.PREFILL,)),
-    (Role.PREFILL, Reason.HANDOFF_REFUSED): Verdict(Kind.REFUSED, (Role.DECODE,)),
+    # Either the decode instance refused, which its stream says at once, or there was no room here.
+    (Role.PREFILL, Reason.HANDOFF_REFUSED): Verdict(Kind.REFUSED, (Role.PREFILL,), REFUSAL_GRACE_S),
     (Role.PREFILL, Reason.DRAINING): Verdict(Kind.LOST, (Role.PREFILL,)),
     (Role.PREFILL, Reason.NOT_READY): Verdict(Kind.LOST, (Role.PREFILL,)),
+    (Role.PREFILL, PAIR_BROKEN): Verdict(Kind.LOST, (Role.DECODE,), COMMIT_GRACE_S),
     (Role.PREFILL, Reason.STALE_EPOCH): Verdict(Kind.LOST, _BOTH),
-    (Role.PREFILL, Reason.ENGINE_RESTARTED): Verdict(Kind.LOST, (Role.PREFILL,), certain=False),
-    (Role.PREFILL, Reason.UNREACHABLE): Verdict(Kind.LOST, (Role.PREFILL,), certain=False),
-    (Role.PREFILL, Reason.HANDOFF_LOST): Verdict(Kind.LOST, (Role.DECODE,), certain=False),
+    (Role.PREFILL, Reason.ENGINE_RESTARTED): Verdict(Kind.LOST, (Role.PREFILL,), COMMIT_GRACE_S),
+    (Role.PREFILL, Reason.UNREACHABLE): Verdict(Kind.LOST, (Role.PREFILL,), COMMIT_GRACE_S),
+    (Role.PREFILL, Reason.HANDOFF_LOST): Verdict(Kind.LOST, (Role.DECODE,), COMMIT_GRACE_S),
 }
 
 _BY_CODE: Final[dict[tuple[Role, Code], Verdict]] = {
@@ -62,12 +71,12 @@ _BY_CODE: Final[dict[tuple[Role, Code], Verdict]] = {
     (Role.DECODE, Code.CANCELLED): Verdict(Kind.LOST, (Role.DECODE,)),
     (Role.DECODE, Code.ABORTED): Verdict(Kind.LOST, (Role.DECODE,)),
     (Role.DECODE, Code.RESOURCE_EXHAUSTED): Verdict(Kind.REFUSED, (Role.DECODE,)),
-    (Role.PREFILL, Code.UNAVAILABLE): Verdict(Kind.LOST, (Role.PREFILL,), certain=False),
-    (Role.PREFILL, Code.CANCELLED): Verdict(Kind.LOST, (Role.PREFILL,), certain=False),
-    (Role.PREFILL, Code.ABORTED): Verdict(Kind.LOST, (Role.PREFILL,), certain=False),
+    (Role.PREFILL, Code.UNAVAILABLE): Verdict(Kind.LOST, (Role.PREFILL,), COMMIT_GRACE_S),
+    (Role.PREFILL, Code.CANCELLED): Verdict(Kind.LOST, (Role.PREFILL,), COMMIT_GRACE_S),
+    (Role.PREFILL, Code.ABORTED): Verdict(Kind.LOST, (Role.PREFILL,), COMMIT_GRACE_S),
     (Role.PREFILL, Code.RESOURCE_EXHAUSTED): Verdict(Kind.REFUSED, (Role.PREFILL,)),
-    (Role.PREFILL, Code.INTERNAL): Verdict(Kind.FATAL, certain=False),
-    (Role.PREFILL, Code.UNKNOWN): Verdict(Kind.FATAL, certain=False),
+    (Role.PREFILL, Code.INTERNAL): Verdict(Kind.FATAL, grace_s=COMMIT_GRACE_S),
+    (Role.PREFILL, Code.UNKNOWN): Verdict(Kind.FATAL, grace_s=COMMIT_GRACE_S),
 }
 
 

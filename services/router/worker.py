@@ -8,9 +8,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from enum import Enum, StrEnum
-from typing import Protocol
+from typing import Final, Protocol
 
 from services.router.sampling import Sampling
+
+# The reason of an instance's own answer that it cannot reach the other one of the attempt. It is
+# told apart from Reason.UNREACHABLE, which means that we could not reach the instance.
+PAIR_BROKEN: Final = "PAIR_BROKEN"
 
 
 class Role(StrEnum):

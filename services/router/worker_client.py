@@ -14,10 +14,12 @@ from crossdock.api.v1 import (
     prefill_pb2,
     prefill_pb2_grpc,
 )
+from crossdock.errors import CrossdockError, Reason
 from crossdock.rpc.channel import open_channel
-from crossdock.rpc.status import from_rpc_error
+from crossdock.rpc.status import DETAILS_KEY, from_rpc_error
 from services.router.sampling import Sampling
 from services.router.worker import (
+    PAIR_BROKEN,
     AttemptOrder,
     DecodeUpdate,
     EngineFinish,
@@ -71,7 +73,7 @@ class GrpcWorkers:
         try:
             reply = await stub.Prefill(request, timeout=timeout_s)
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from error
+            raise _failure(error) from error
         return PrefillReply(
             first_token=_from_token(reply.first_token),
             cached_prompt_tokens=reply.cached_prompt_tokens,
@@ -111,7 +113,7 @@ class GrpcWorkers:
                     prefill_ms=response.prefill_ms,
                 )
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from error
+            raise _failure(error) from error
         finally:
             call.cancel()
             await call.code()
@@ -122,7 +124,7 @@ class GrpcWorkers:
         try:
             status = await stub.GetStatus(kv_pb2.InstanceRequest(), timeout=timeout_s)
         except grpc.RpcError as error:
-            raise from_rpc_error(error) from error
+            raise _failure(error) from error
         return InstanceReport(
             instance_id=status.instance_id,
             role=status.role,
@@ -141,6 +143,16 @@ class GrpcWorkers:
         if address not in self._channels:
             self._channels[address] = open_channel(address)
         return self._channels[address]
+
+
+def _failure(error: grpc.RpcError) -> CrossdockError:
+    """The error of a call. One that the instance made has details, one that gRPC made has none."""
+    failure = from_rpc_error(error)
+    if failure.reason == Reason.UNREACHABLE and isinstance(error, grpc.aio.AioRpcError):
+        trailing = error.trailing_metadata()
+        if any(key == DETAILS_KEY for key, _ in trailing or ()):
+            failure.reason = PAIR_BROKEN
+    return failure
 
 
 def _to_sampling(sampling: Sampling) -> decode_pb2.TokenSampling:
