@@ -1,0 +1,9 @@
+#include "bind.h"
+
+NB_MODULE(_native, m) {
+  // The interpreter ends with objects alive that global state still refers to; that is no leak.
+  nanobind::set_leak_warnings(false);
+  crossdock::bind_commands(m);
+  crossdock::bind_events(m);
+  crossdock::bind_link(m);
+}
