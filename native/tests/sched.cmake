@@ -1,1 +1,3 @@
-crossdock_test(sched_scheduler_test SOURCES tests/sched/scheduler_test.cpp LINKS crossdock_sched)
+crossdock_test(sched_scheduler_test
+  SOURCES tests/sched/scheduler_test.cpp
+  LINKS crossdock_sched)

@@ -154,7 +154,10 @@ void Scheduler::Impl::stop_running(uint32_t slot) {
 void Scheduler::Impl::leave_reserved(Sequence& s) {
   assert(s.state == SequenceState::kReserved);
   --num_reserved;
-  if (s.revoking) num_revoking_blocks -= s.num_unmatched();
+  if (s.revoking) {
+    --num_revoking;
+    num_revoking_blocks -= s.num_unmatched();
+  }
   s.revoking = false;
 }
 

@@ -20,7 +20,8 @@ bool holds_references(const Sequence& s) { return s.state != SequenceState::kQua
 
 void Scheduler::Impl::check_sequences() const {
   uint32_t num_quarantined_blocks = 0;
-  uint32_t num_revoking = 0;
+  uint32_t num_revoked = 0;
+  uint32_t num_revoked_blocks = 0;
   for (uint32_t slot = 0; slot < slots.size(); ++slot) {
     const Sequence& s = slots[slot];
     if (!s.living) continue;
@@ -45,7 +46,8 @@ void Scheduler::Impl::check_sequences() const {
         break;
       case SequenceState::kReserved:
         require(s.table.size() == blocks_for(s.num_prompt), "a grant lacks blocks", s.id);
-        num_revoking += s.revoking ? s.num_unmatched() : 0;
+        num_revoked += s.revoking;
+        num_revoked_blocks += s.revoking ? s.num_unmatched() : 0;
         break;
       case SequenceState::kQuarantined:
         num_quarantined_blocks += static_cast<uint32_t>(s.table.size());
@@ -57,7 +59,8 @@ void Scheduler::Impl::check_sequences() const {
   }
   require(num_quarantined_blocks == pool.num_quarantined(), "quarantined blocks without a sequence",
           pool.num_quarantined());
-  require(num_revoking == num_revoking_blocks, "num_revoking_blocks", num_revoking_blocks);
+  require(num_revoked == num_revoking, "num_revoking", num_revoking);
+  require(num_revoked_blocks == num_revoking_blocks, "num_revoking_blocks", num_revoking_blocks);
 }
 
 void Scheduler::Impl::check_counts() const {

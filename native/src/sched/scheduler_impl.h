@@ -38,9 +38,11 @@ struct Scheduler::Impl {
   bool acquire(uint32_t count, std::vector<BlockId>& table);
   void plan_decodes();
   bool plan_decode(uint32_t slot);
-  bool relieve(uint32_t slot);
+  void relieve(uint32_t slot);
+  void serve_stalled();
   void break_standstill();
-  void plan_chunks(uint64_t tick);
+  void plan_chunks();
+  void admit_queue(uint64_t tick);
   uint32_t chunk_max() const;
   void plan_chunk(uint32_t slot);
   bool admit(uint32_t slot, uint64_t tick);
@@ -80,9 +82,10 @@ struct Scheduler::Impl {
   uint32_t num_awaiting = 0;  // waiting for the outer tier's answer
   uint32_t num_loading = 0;
   uint32_t num_reserved = 0;
-  uint32_t num_growing = 0;  // running, and not a source
+  uint32_t num_revoking = 0;         // of the reserved
+  uint32_t num_revoking_blocks = 0;  // their unmatched blocks
+  uint32_t num_growing = 0;          // running, and not a source
   uint32_t num_pins = 0;
-  uint32_t num_revoking_blocks = 0;  // unmatched ones of the grants that are being revoked
 
   StepPlan plan;
   bool pending = false;           // between plan and step_done

@@ -30,8 +30,10 @@ void Scheduler::Impl::make_plan(uint64_t tick) {
   tokens_left = config.token_budget;
   evict_to_low_watermark();
   plan_decodes();
-  plan_chunks(tick);
+  plan_chunks();
   if (plan.empty() && !stalled.empty()) break_standstill();
+  // Blocks that a preemption freed are for those that lacked them; admission waits a step.
+  if (stalled.empty() && plan.preempted.empty()) admit_queue(tick);
   const auto arrives_earlier = [&](const PlanEntry& a, const PlanEntry& b) {
     return slots[a.slot].arrival < slots[b.slot].arrival;
   };
@@ -63,32 +65,41 @@ void Scheduler::Impl::add_entry(uint32_t slot, uint32_t num_tokens) {
 void Scheduler::Impl::plan_decodes() {
   for (size_t i = 0; i < running.size();) {
     const uint32_t slot = running[i];
-    if (slots[slot].is_decode() && plan_decode(slot)) ++plan.num_decodes;
+    if (slots[slot].is_decode() && !plan_decode(slot)) relieve(slot);
     // A preemption takes itself or somebody behind it off the list.
     i += i < running.size() && running[i] == slot;
   }
+  if (!stalled.empty()) serve_stalled();
 }
 
+// False where it needs a block and eviction yields none.
 bool Scheduler::Impl::plan_decode(uint32_t slot) {
   Sequence& s = slots[slot];
   const bool needs_block = s.num_computed == s.table.size() * kBlockTokens;
-  if (needs_block && !acquire(1, s.table) && !relieve(slot)) return false;
+  if (needs_block && !acquire(1, s.table)) return false;
   add_entry(slot, 1);
+  ++plan.num_decodes;
   return true;
 }
 
-// Finds a block for a decode that eviction could not serve.
-bool Scheduler::Impl::relieve(uint32_t slot) {
-  if (!has_revoked) revoke_newest_grant();
+// Looks for a block for a decode that eviction could not serve.
+void Scheduler::Impl::relieve(uint32_t slot) {
+  if (stalled.size() >= num_returning() && !has_revoked) revoke_newest_grant();
   const uint32_t victim = newest_preemptable();
-  const bool wait = stalled.size() < num_returning() || !plan.preempted.empty() ||
-                    (victim == slot && num_growing == 1 && others_hold_blocks(slot));
-  if (wait) {
-    stalled.push_back(slot);
-    return false;
-  }
-  preempt(victim);
-  return victim != slot && acquire(1, slots[slot].table);
+  const bool waits = stalled.size() < num_returning() || !plan.preempted.empty() ||
+                     (victim == slot && num_growing == 1 && others_hold_blocks(slot));
+  if (!waits) preempt(victim);
+  if (waits || (victim != slot && !plan_decode(slot))) stalled.push_back(slot);
+}
+
+// Tries again for those that stalled before the preemption, which may have freed more than one.
+void Scheduler::Impl::serve_stalled() {
+  std::erase_if(stalled, [&](uint32_t slot) {
+    return slots[slot].state != SequenceState::kRunning || plan_decode(slot);
+  });
+  std::sort(plan.entries.begin(), plan.entries.end(), [&](const PlanEntry& a, const PlanEntry& b) {
+    return slots[a.slot].arrival < slots[b.slot].arrival;
+  });
 }
 
 // Nothing runs and some lack a block: now the newest gives way even if blocks are on their way.
@@ -100,22 +111,18 @@ void Scheduler::Impl::break_standstill() {
   if (!plan.preempted.empty() || victim == kNoSlot) return;
   if (num_growing == 1 && others_hold_blocks(victim)) return;
   preempt(victim);
-  for (const uint32_t slot : stalled) {
-    if (slot == victim || !acquire(1, slots[slot].table)) continue;
-    add_entry(slot, 1);
-    ++plan.num_decodes;
-  }
+  serve_stalled();
 }
 
 void Scheduler::Impl::revoke_newest_grant() {
-  if (num_reserved == 0) return;
+  if (num_revoking == num_reserved) return;
   Sequence* newest = nullptr;
   for (Sequence& s : slots) {
     const bool revocable = s.living && s.state == SequenceState::kReserved && !s.revoking;
     if (revocable && (newest == nullptr || s.arrival > newest->arrival)) newest = &s;
   }
-  if (newest == nullptr) return;
   newest->revoking = true;
+  ++num_revoking;
   num_revoking_blocks += newest->num_unmatched();
   plan.revoke.push_back(newest->id);
   has_revoked = true;
@@ -158,11 +165,14 @@ void Scheduler::Impl::plan_chunk(uint32_t slot) {
   add_entry(slot, std::min({s.num_tokens() - s.num_computed, chunk_max(), tokens_left}));
 }
 
-void Scheduler::Impl::plan_chunks(uint64_t tick) {
+void Scheduler::Impl::plan_chunks() {
   for (const uint32_t slot : running) {
     if (tokens_left == 0) break;
     if (slots[slot].is_runnable() && !slots[slot].is_decode()) plan_chunk(slot);
   }
+}
+
+void Scheduler::Impl::admit_queue(uint64_t tick) {
   head_is_blocked = false;
   while (tokens_left > 0 && !queue.empty() && num_active() < config.num_sequences_max) {
     const uint32_t slot = queue.front();
