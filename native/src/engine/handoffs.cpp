@@ -39,19 +39,25 @@ void Engine::on(PeerReady& event) {
 
 void Engine::on(PeerBroken& event) { break_pair(event.peer, event.status); }
 
+// Nothing of ours is in flight, which the front may know at once; the pair itself is kept until
+// nothing of theirs can land either.
 void Engine::on(PeerClosed& event) {
-  const Peer* peer = peers_.find(event.peer);
+  Peer* peer = peers_.find(event.peer);
   if (peer == nullptr) return;
-  const bool store = peer->store;
-  peers_.forget(event.peer);
-  if (!store) tell(handoff_event::PairClosed{event.peer, event.writes_stopped});
-  emit(link::PeerDown{.peer_id = event.peer, .closed = true});
+  if (!peer->store) tell(handoff_event::PairClosed{event.peer, event.writes_stopped});
+  if (peer->state != PeerState::kClosed) {
+    peer->state = PeerState::kClosed;
+    emit(link::PeerDown{.peer_id = event.peer, .closed = true});
+  }
+  if (event.writes_stopped) peers_.forget(event.peer);
 }
 
 // Revokes and aborts everything on the pair, tells the front, and closes our side of it.
 void Engine::break_pair(PeerId id, const Status& status) {
   Peer* peer = peers_.find(id);
-  if (peer == nullptr || peer->state == PeerState::kClosing) return;
+  const bool open = peer != nullptr &&
+                    (peer->state == PeerState::kConnecting || peer->state == PeerState::kReady);
+  if (!open) return;
   peer->state = PeerState::kClosing;
   if (!peer->store) tell(handoff_event::PairBroken{id});
   emit(link::PeerDown{.peer_id = id,

@@ -44,28 +44,33 @@ Result<std::unique_ptr<Engine>> Engine::start(const EngineConfig& config, Engine
   const uint64_t num_blocks = config.kv_memory_bytes / layout.stride_bytes();
   Status status = check_pool(config, layout, num_blocks);
   if (!status.ok()) return status;
-  const uint64_t epoch = random_epoch();
   auto transport = create_ucx_transport({.transport = config.transport,
                                          .segment_bytes = num_blocks * layout.stride_bytes(),
                                          .huge_pages = config.huge_pages,
                                          .bind_interface = config.bind_interface},
-                                        epoch);
+                                        random_epoch());
   if (!transport.ok()) return transport.status();
-  auto transfer = std::make_unique<TransferThread>(std::move(transport).value());
-  std::unique_ptr<Engine> engine(new Engine(config, link, std::move(executor).value(),
-                                            std::move(transfer),
-                                            static_cast<uint32_t>(num_blocks)));
+  return assemble(config, link, std::move(executor).value(), std::move(transport).value());
+}
+
+Result<std::unique_ptr<Engine>> Engine::assemble(const EngineConfig& config, EngineLink& link,
+                                                 std::unique_ptr<Executor> executor,
+                                                 std::unique_ptr<Transport> transport) {
+  auto transfer = std::make_unique<TransferThread>(std::move(transport));
+  std::unique_ptr<Engine> engine(
+      new Engine(config, link, std::move(executor), std::move(transfer)));
   if (!engine->epoll_.valid()) return Status(StatusCode::kInternal, "epoll_create1 failed");
   return engine;
 }
 
 Engine::Engine(const EngineConfig& config, EngineLink& link, std::unique_ptr<Executor> executor,
-               std::unique_ptr<TransferThread> transfer, uint32_t num_blocks)
+               std::unique_ptr<TransferThread> transfer)
     : config_(config),
       link_(link),
       executor_(std::move(executor)),
       transfer_(std::move(transfer)),
-      scheduler_({.num_blocks = num_blocks,
+      scheduler_({.num_blocks = static_cast<uint32_t>(transfer_->segment().size() /
+                                                      executor_->layout().stride_bytes()),
                   .token_budget = config.token_budget,
                   .num_sequences_max = config.num_sequences_max,
                   .context_tokens_max = executor_->model().context_tokens_max}),
@@ -76,6 +81,7 @@ Engine::Engine(const EngineConfig& config, EngineLink& link, std::unique_ptr<Exe
       store_(executor_->layout(), scheduler_, *transfer_,
              [this](const link::Event& event) { emit(event); }),
       epoll_(epoll_create1(EPOLL_CLOEXEC)) {
+  const uint32_t num_blocks = scheduler_.pool().num_blocks();
   executor_->bind_slab(transfer_->segment().data(), num_blocks);
   for (const int fd : {link_.wake_fd(), transfer_->event_fd()}) {
     epoll_event event{.events = EPOLLIN, .data = {.fd = fd}};

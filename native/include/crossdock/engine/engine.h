@@ -34,12 +34,17 @@ class Engine {
   // front. The error says what is missing and what to do.
   static Result<std::unique_ptr<Engine>> start(const EngineConfig& config, EngineLink& link);
 
+  // The same from parts that the caller made.
+  static Result<std::unique_ptr<Engine>> assemble(const EngineConfig& config, EngineLink& link,
+                                                  std::unique_ptr<Executor> executor,
+                                                  std::unique_ptr<Transport> transport);
+
   // Until Shutdown (OK) or a broken link.
   Status run();
 
  private:
   Engine(const EngineConfig& config, EngineLink& link, std::unique_ptr<Executor> executor,
-         std::unique_ptr<TransferThread> transfer, uint32_t num_blocks);
+         std::unique_ptr<TransferThread> transfer);
 
   // ---- loop.cpp: inputs, steps, sleep
   Status pump();

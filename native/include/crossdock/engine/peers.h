@@ -1,9 +1,9 @@
 // The pairs of this engine: who is connected, in which incarnation, in which state.
 //
-//   connecting -> ready -> closing -> (forgotten)
+//   connecting -> ready -> closing -> closed -> (forgotten)
 //   connecting -> closing
-// A broken peer goes to closing at once; it is forgotten when the transfer layer says that nothing
-// of ours is in flight on it.
+// A broken peer goes to closing at once. It is closed when nothing of ours is in flight on it, and
+// forgotten when nothing of theirs can land here any more.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace crossdock {
 
-enum class PeerState : uint8_t { kConnecting, kReady, kClosing };
+enum class PeerState : uint8_t { kConnecting, kReady, kClosing, kClosed };
 
 struct Peer {
   PeerId id = 0;
