@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable
-from typing import Final
+from typing import Any, Final
 
 import grpc
 
@@ -149,8 +149,8 @@ def _failure(error: grpc.RpcError) -> CrossdockError:
     """The error of a call. One that the instance made has details, one that gRPC made has none."""
     failure = from_rpc_error(error)
     if failure.reason == Reason.UNREACHABLE and isinstance(error, grpc.aio.AioRpcError):
-        trailing = error.trailing_metadata()
-        if any(key == DETAILS_KEY for key, _ in trailing or ()):
+        trailing: Any = error.trailing_metadata() or ()
+        if any(key == DETAILS_KEY for key, _ in trailing):
             failure.reason = PAIR_BROKEN
     return failure
 
