@@ -1,0 +1,1 @@
+crossdock_test(kernels_kernels_test SOURCES tests/kernels/kernels_test.cpp LINKS crossdock_kernels)

@@ -1,0 +1,182 @@
+// Every variant against the reference, bit by bit, over shapes that hit each tile and each tail.
+#include "crossdock/kernels/kernels.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "crossdock/kernels/attention.h"
+#include "crossdock/kernels/elementwise.h"
+#include "crossdock/kernels/math.h"
+
+namespace crossdock::kernels {
+namespace {
+
+const Kernels& fastest() { return *select_kernels("auto").value(); }
+
+std::vector<float> random_floats(size_t count, uint64_t seed, float spread = 1.0f) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<float> normal(0.0f, spread);
+  std::vector<float> values(count);
+  for (auto& value : values) value = normal(random);
+  return values;
+}
+
+// The same numbers as elements of a type; every one is exact in bf16.
+struct Elements {
+  std::vector<float> f32;
+  std::vector<uint16_t> bf16;
+
+  Elements(size_t count, uint64_t seed) {
+    for (const float value : random_floats(count, seed)) {
+      bf16.push_back(round_bf16(value));
+      f32.push_back(widen_bf16(bf16.back()));
+    }
+  }
+  const std::byte* bytes(ElementType type) const {
+    return type == ElementType::kF32 ? reinterpret_cast<const std::byte*>(f32.data())
+                                     : reinterpret_cast<const std::byte*>(bf16.data());
+  }
+};
+
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+// y of the whole product, cut into pieces of `grain` units.
+std::vector<float> multiply(const Kernels& kernels, Product job, uint32_t grain) {
+  std::vector<float> y = random_floats(size_t{job.num_rows} * job.y_stride, 9);
+  std::vector<float> scratch(product_scratch_floats(job.depth));
+  job.y = y.data();
+  for (uint32_t unit = 0; unit < job.num_units(); unit += grain) {
+    kernels.product(job, unit, std::min(unit + grain, job.num_units()), scratch.data());
+  }
+  return y;
+}
+
+TEST(Kernels, ProductsAreTheReferencesBits) {
+  for (const uint32_t outputs : {1u, 15u, 16u, 17u, 64u, 100u}) {
+    for (const uint32_t depth : {1u, 8u, 37u, 96u}) {
+      const size_t panels = 2 * ((outputs + kPanelOutputs - 1) / kPanelOutputs);
+      const Elements weights(panels * depth * kPanelOutputs, outputs * 1000 + depth);
+      for (const uint32_t rows : {1u, 2u, 3u, 4u, 5u, 6u, 7u, 12u, 13u, 29u}) {
+        const size_t x_stride = depth + 3, y_stride = outputs + 5;
+        const auto x = random_floats(rows * x_stride, rows);
+        for (const auto epilogue : {Epilogue::kStore, Epilogue::kAdd, Epilogue::kSwiGlu}) {
+          Product job{.x = x.data(), .x_stride = x_stride, .num_rows = rows, .depth = depth};
+          job.epilogue = epilogue;
+          job.num_outputs = outputs;
+          job.y_stride = y_stride;
+          job.panels = weights.bytes(ElementType::kF32);
+          const auto expected = multiply(scalar_kernels(), job, 1);
+          for (const auto type : {ElementType::kF32, ElementType::kBf16}) {
+            job.type = type;
+            job.panels = weights.bytes(type);
+            for (const uint32_t grain : {1u, 3u, 100u}) {
+              EXPECT_TRUE(same_bits(multiply(fastest(), job, grain), expected))
+                  << outputs << " outputs, depth " << depth << ", " << rows << " rows, epilogue "
+                  << static_cast<int>(epilogue) << ", type " << static_cast<int>(type);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Kernels, ScoresAndWeightedSumsAreTheReferencesBits) {
+  for (const uint32_t head_dim : {8u, 16u, 24u, 64u, 72u, 128u}) {
+    const Elements block(size_t{head_dim} * kSlotsPerBlock, head_dim);
+    const Elements second(size_t{head_dim} * kSlotsPerBlock, head_dim + 1);
+    for (uint32_t rows = 1; rows <= 20; ++rows) {
+      const auto q = random_floats(size_t{rows} * head_dim, rows);
+      const auto p = random_floats(size_t{rows} * 64, rows + 50);
+      for (const auto type : {ElementType::kF32, ElementType::kBf16}) {
+        std::vector<float> scores[2], values[2];
+        const Kernels* variants[] = {&scalar_kernels(), &fastest()};
+        const std::byte* blocks[] = {block.bytes(type), second.bytes(type)};
+        for (int i = 0; i < 2; ++i) {
+          scores[i].assign(rows * 40, 0.0f);
+          variants[i]->scores({q.data(), rows, head_dim, blocks[0], type, scores[i].data(), 40});
+          values[i].assign(rows * head_dim, 7.0f);
+          WeightedSum sum{p.data(), 64, rows, head_dim, blocks, type, 0, 45, values[i].data()};
+          variants[i]->weighted_sum(sum);
+          sum.slot_begin = 45;
+          sum.slot_end = 61;
+          variants[i]->weighted_sum(sum);
+        }
+        EXPECT_TRUE(same_bits(scores[0], scores[1])) << head_dim << " dims, " << rows << " rows";
+        EXPECT_TRUE(same_bits(values[0], values[1])) << head_dim << " dims, " << rows << " rows";
+      }
+    }
+  }
+}
+
+TEST(Kernels, SoftmaxIsTheReferencesBitsAndIgnoresUnusedSlots) {
+  for (uint32_t slots = 1; slots <= 130; ++slots) {
+    auto scores = random_floats(160, slots, 30.0f);
+    scores[0] = slots % 5 == 0 ? -std::numeric_limits<float>::infinity() : scores[0];
+    for (size_t i = slots; i < scores.size(); ++i) {
+      scores[i] = i % 2 ? std::numeric_limits<float>::quiet_NaN() : 1e30f;
+    }
+    auto copy = scores;
+    float max[2], sum[2];
+    scalar_kernels().softmax(scores.data(), slots, &max[0], &sum[0]);
+    fastest().softmax(copy.data(), slots, &max[1], &sum[1]);
+    const uint32_t padded = (slots + 31) / 32 * 32;
+    scores.resize(padded);
+    copy.resize(padded);
+    EXPECT_TRUE(same_bits(scores, copy)) << slots;
+    EXPECT_EQ(max[0], max[1]);
+    EXPECT_EQ(sum[0], sum[1]);
+    EXPECT_TRUE(std::isfinite(sum[0]));
+    for (size_t i = slots; i < padded; ++i) EXPECT_EQ(scores[i], 0.0f);
+  }
+}
+
+TEST(Kernels, ExponentialIsWithinAnUlpOrTwo) {
+  for (float x = -87.0f; x < 87.0f; x += 0.0137f) {
+    const double expected = std::exp(static_cast<double>(x));
+    EXPECT_NEAR(double{exp_f32(x)} / expected, 1.0, 2.4e-7) << x;
+  }
+  EXPECT_EQ(exp_f32(0.0f), 1.0f);
+  EXPECT_EQ(exp_f32(-1000.0f), 0.0f);
+  EXPECT_EQ(exp_f32(-std::numeric_limits<float>::infinity()), 0.0f);
+  EXPECT_TRUE(std::isfinite(exp_f32(1000.0f)));
+  EXPECT_TRUE(std::isnan(exp_f32(std::numeric_limits<float>::quiet_NaN())));
+}
+
+TEST(Kernels, Bf16RoundsToNearestEven) {
+  EXPECT_EQ(round_bf16(1.0f), 0x3f80);
+  EXPECT_EQ(round_bf16(1.0f + 0x1p-8f), 0x3f80);            // a tie: to even, down
+  EXPECT_EQ(round_bf16(1.0f + 0x1p-7f + 0x1p-8f), 0x3f82);  // a tie: to even, up
+  EXPECT_EQ(round_bf16(1.0f + 0x1.1p-8f), 0x3f81);
+  EXPECT_EQ(round_bf16(-std::numeric_limits<float>::infinity()), 0xff80);
+  EXPECT_EQ(round_bf16(std::numeric_limits<float>::max()), 0x7f80);
+  EXPECT_TRUE(std::isnan(widen_bf16(round_bf16(std::numeric_limits<float>::quiet_NaN()))));
+}
+
+TEST(Kernels, RopeAnglesAreGoodToAnUlp) {
+  const float frequencies[] = {1.0f, 0.25f, 0.0137f, 1e-4f};
+  for (uint32_t position : {0u, 1u, 2u, 3u, 100u, 8191u, 131071u, 1000003u}) {
+    float cosines[4], sines[4];
+    rope_angles(position, frequencies, 4, cosines, sines);
+    for (int i = 0; i < 4; ++i) {
+      const float angle = static_cast<float>(position) * frequencies[i];
+      EXPECT_NEAR(cosines[i], std::cos(static_cast<double>(angle)), 6e-8) << position;
+      EXPECT_NEAR(sines[i], std::sin(static_cast<double>(angle)), 6e-8) << position;
+    }
+  }
+}
+
+TEST(Kernels, SelectionIsByName) {
+  EXPECT_STREQ(select_kernels("scalar").value()->name, "scalar");
+  EXPECT_EQ(select_kernels("neon").status().code(), StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace crossdock::kernels
