@@ -32,11 +32,11 @@ class FleetOptions:
 
 @dataclass(frozen=True, slots=True)
 class ServiceSpec:
-    """One service process to start: `python -m services.ROLE ARGUMENTS`."""
+    """One service process to start: `python PROGRAM`, which is `-m services.ROLE ...`."""
 
     role: Role
     instance_id: str
-    arguments: tuple[str, ...]
+    program: tuple[str, ...]
 
 
 def threads_per_engine(num_cores: int, num_engines: int) -> int:
@@ -98,4 +98,6 @@ def _spec(
         *("--instance-id", instance_id),
         *_given("--log-level", options.log_level),
     ]
-    return ServiceSpec(role, instance_id, (*common, *arguments, *options.arguments.get(role, ())))
+    more = options.arguments.get(role, ())
+    program = ("-m", f"services.{role}", *common, *arguments, *more)
+    return ServiceSpec(role, instance_id, program)

@@ -48,15 +48,20 @@ def resolve_or_fetch(name_or_path: str) -> Path:
 def fetch(name: str, dtype: Dtype | None) -> Path:
     """Fetches with a progress bar on stderr, one line a stage."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True))
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        tasks: dict[str, TaskID] = {}
+    progress = Progress(*columns, console=Console(stderr=True))
+    tasks: dict[str, TaskID] = {}
 
-        def report(stage: models.Stage, done: int, total: int) -> None:
-            if stage == "done":
-                return
-            if stage not in tasks:
-                text = "waiting for another fetch" if stage == "wait" else f"{stage} {name}"
-                tasks[stage] = progress.add_task(text, total=total or None)
-            progress.update(tasks[stage], completed=done, total=total or None)
+    def report(stage: models.Stage, done: int, total: int) -> None:
+        if stage == "done":
+            return
+        if stage not in tasks:
+            progress.start()
+            text = "waiting for another fetch" if stage == "wait" else f"{stage} {name}"
+            tasks[stage] = progress.add_task(text, total=total or None)
+        progress.update(tasks[stage], completed=done, total=total or None)
 
+    try:
         return models.fetch(name, dtype=dtype, progress=report)
+    finally:
+        if tasks:
+            progress.stop()

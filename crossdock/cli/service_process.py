@@ -28,7 +28,7 @@ class ServiceProcess:
         self.log = directory / f"{spec.instance_id}.log"
         self.started_s = time.monotonic()
         self._printed = directory / f"{spec.instance_id}.ready"
-        command = [sys.executable, "-m", f"services.{spec.role}", *spec.arguments]
+        command = [sys.executable, *spec.program]
         with self._printed.open("wb") as printed, self.log.open("wb") as log:
             self._child = subprocess.Popen(
                 command,

@@ -8,8 +8,12 @@ import re
 from dataclasses import dataclass
 
 _BLANKED = re.compile(
-    r"""//[^\n]*|/\*.*?\*/|R"(?P<tag>[^(\s]*)\(.*?\)(?P=tag)"|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])+'""",
-    re.DOTALL,
+    r"""//[^\n]*
+    | /\*.*?\*/
+    | R"(?P<tag>[^(\s]*)\(.*?\)(?P=tag)"
+    | "(?:\\.|[^"\\\n])*"
+    | '(?:\\.|[^'\\\n])+'""",
+    re.DOTALL | re.VERBOSE,
 )
 _SCOPE = re.compile(r"\b(namespace|class|struct|union|enum|extern)\b[^()=]*$")
 _CONTROL = re.compile(r"^\s*(?:else\s+)?(if|for|while|switch|catch|do|else|try|return)\b")

@@ -1,0 +1,59 @@
+"""Fixtures for every test: models, and fleets of real processes that never outlive the test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from crossdock import models
+from crossdock.cli.fleet import Fleet
+from crossdock.cli.fleet_plan import FleetOptions
+from crossdock.models.tiny import TinyLlama, write_tiny_llama
+
+# A tiny model needs little; several fleets share a machine's /dev/shm.
+KV_MEMORY = "64MiB"
+
+StartFleet = Callable[..., Fleet]
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama of two layers, f32."""
+    return write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny", TinyLlama())
+
+
+@pytest.fixture(scope="session")
+def default_model() -> Path:
+    """SmolLM2-135M-Instruct, fetched into the user's cache when it is not there."""
+    return models.fetch(models.DEFAULT_MODEL)
+
+
+@pytest.fixture(scope="session")
+def fleet_starter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartFleet]:
+    """Starts fleets from options and keeps them for the session; all are stopped at its end.
+
+    A fleet that one test breaks on purpose is not to be shared: that test uses `start_fleet`.
+    """
+    yield from _starter(tmp_path_factory)
+
+
+@pytest.fixture
+def start_fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartFleet]:
+    """Starts fleets from options; they are stopped when the test ends."""
+    yield from _starter(tmp_path_factory)
+
+
+def _starter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartFleet]:
+    fleets: list[Fleet] = []
+
+    def start(options: FleetOptions) -> Fleet:
+        fleet = Fleet(options, tmp_path_factory.mktemp("fleet"))
+        fleets.append(fleet)
+        fleet.start()
+        return fleet
+
+    yield start
+    for fleet in fleets:
+        fleet.stop()
