@@ -27,6 +27,17 @@ using OperationId = uint64_t;
 enum class TransportKind : uint8_t { kLoopback = 0, kSharedMemory = 1, kTcp = 2, kRc = 3 };
 std::string_view name(TransportKind kind);
 
+// Whether data goes through shared memory, and if not, why not.
+enum class SharedMemory : uint8_t {
+  kUsed = 0,
+  kNotOffered = 1,       // by both sides
+  kOtherHost = 2,        // or another PID or IPC namespace
+  kProcessUnseen = 3,    // the peer's socket cannot be reached: another network namespace
+  kNotMapped = 4,        // the peer's segment cannot be mapped here
+  kNotMappedByPeer = 5,  // nor ours there
+};
+std::string_view describe(SharedMemory shared_memory);
+
 // What a peer must know to reach this engine's segment. Exchanged by the fronts over gRPC, once
 // per pair and epoch. Travels as bytes (encode/decode): the fronts do not look inside.
 struct EndpointDescriptor {
@@ -99,6 +110,7 @@ struct MessageArrived {
 struct PeerReady {
   PeerId peer = 0;
   TransportKind transport = TransportKind::kSharedMemory;  // of the data endpoint
+  SharedMemory shared_memory = SharedMemory::kUsed;        // or why it is not used
 };
 // The connection failed or the peer is gone. Its outstanding operations end with an error; the
 // caller answers with Disconnect.
@@ -109,7 +121,8 @@ struct PeerBroken {
 };
 // The answer to Disconnect: no operation of ours touches memory on either side any more.
 // `writes_stopped`: nor can a write of theirs land in our segment (tcp, rc: the endpoint they
-// write through is closed; shared memory: their process is gone).
+// write through is closed; shared memory: their process is gone, or their side has closed too and
+// said so). When it is false, a second PeerClosed with true follows as soon as that is proven.
 struct PeerClosed {
   PeerId peer = 0;
   bool writes_stopped = false;
@@ -121,7 +134,9 @@ struct TransportConfig {
   std::string transport = "auto";  // "auto" | "shm" | "tcp" | "rc"
   uint64_t segment_bytes = 0;
   bool huge_pages = false;
-  std::string bind_interface;                // UCX_NET_DEVICES for tcp; empty: UCX's choice
+  // Where tcp listens ("lo", "eth0"); empty: the first interface that is up and not loopback.
+  std::string bind_interface;
+  uint16_t listen_port = 0;                  // of the handoff channel; 0: any free one
   uint64_t in_flight_bytes_max = 64u << 20;  // per peer
 };
 

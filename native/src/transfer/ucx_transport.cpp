@@ -1,0 +1,320 @@
+#include "ucx_transport.h"
+
+#include <sys/epoll.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include "spans.h"
+
+namespace crossdock {
+namespace {
+
+constexpr size_t kOperationsMax = 16'384;  // outstanding, per peer
+constexpr size_t kMessagesMax = 4'096;     // outstanding, per peer
+constexpr auto kShutdownMax = std::chrono::seconds(2);
+
+bool has_rdma_device() {
+  std::error_code error;
+  const std::filesystem::directory_iterator devices("/sys/class/infiniband", error);
+  return !error && devices != std::filesystem::directory_iterator();
+}
+
+Status unknown_peer(PeerId id) {
+  return {StatusCode::kNotFound, "peer " + std::to_string(id) + " is not connected"};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Transport>> create_ucx_transport(const TransportConfig& config,
+                                                        uint64_t epoch) {
+  return UcxTransport::create(config, epoch);
+}
+
+Result<std::unique_ptr<Transport>> UcxTransport::create(const TransportConfig& config,
+                                                        uint64_t epoch) {
+  const std::string& kind = config.transport;
+  if (kind != "auto" && kind != "shm" && kind != "tcp" && kind != "rc") {
+    return Status(StatusCode::kInvalidArgument,
+                  "transport is \"" + kind + "\", must be one of auto, shm, tcp, rc");
+  }
+  if (config.segment_bytes == 0 || config.in_flight_bytes_max == 0) {
+    return Status(StatusCode::kInvalidArgument,
+                  "segment_bytes and in_flight_bytes_max must be at least 1");
+  }
+  std::unique_ptr<UcxTransport> transport(new UcxTransport(config, epoch));
+  Status status = transport->open_workers();
+  if (status.ok()) status = transport->open_segment();
+  if (status.ok()) status = transport->open_listener();
+  if (status.ok()) status = transport->watch_worker();
+  if (!status.ok()) return status;
+  transport->fill_fabric();
+  return std::unique_ptr<Transport>(std::move(transport));
+}
+
+UcxTransport::UcxTransport(const TransportConfig& config, uint64_t epoch) : config_(config) {
+  descriptor_.epoch = epoch;
+  descriptor_.host_id = host_identity();
+  descriptor_.process_id = ::getpid();
+  descriptor_.socket_path = "crossdock-" + std::to_string(::getpid()) + "-" + std::to_string(epoch);
+  descriptor_.segment_bytes = config.segment_bytes;
+}
+
+Status UcxTransport::open_workers() {
+  const bool automatic = config_.transport == "auto";
+  const bool shared = automatic || config_.transport == "shm";
+  const bool rc = config_.transport == "rc" || (automatic && has_rdma_device());
+  const bool tcp = !rc || automatic;
+  // 256 KiB frames move 4.3 GB/s over loopback, UCX's default of 8 KiB 0.9. A put is emulated over
+  // tcp, each frame an active message.
+  UcxOptions options = {{"TLS", rc ? (tcp ? "rc,tcp,self" : "rc,self") : "tcp,self"},
+                        {"TCP_TX_SEG_SIZE", "256k"},
+                        {"TCP_RX_SEG_SIZE", "256k"}};
+  if (!config_.bind_interface.empty() && !rc) {
+    options.emplace_back("NET_DEVICES", config_.bind_interface);
+  }
+  auto network = UcxWorker::create(UCP_FEATURE_RMA | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP, options);
+  if (!network.ok()) return network.status();
+  network_ = std::move(network).value();
+  if (shared) {
+    auto worker = UcxWorker::create(UCP_FEATURE_RMA,
+                                    {{"TLS", "posix,self"},
+                                     {"ALLOC_PRIO", "md:posix"},
+                                     {"POSIX_HUGETLB_MODE", config_.huge_pages ? "try" : "n"}});
+    if (worker.ok()) {
+      shared_ = std::move(worker).value();
+    } else if (!automatic) {
+      return worker.status();
+    }
+  }
+  std::string& offered = descriptor_.transports;
+  if (shared_ != nullptr) offered = "shm";
+  if (config_.transport != "shm") {
+    if (rc) offered += offered.empty() ? "rc" : ",rc";
+    if (tcp) offered += offered.empty() ? "tcp" : ",tcp";
+  }
+  return {};
+}
+
+Status UcxTransport::open_segment() {
+  UcxAddress address;
+  UcxRemoteKeys keys;
+  UcxWorker& owner = shared_ != nullptr ? *shared_ : *network_;
+  auto memory = UcxMemory::allocate(owner, config_.segment_bytes, shared_ != nullptr);
+  if (!memory.ok()) return memory.status();
+  if (shared_ != nullptr) {
+    shared_memory_ = std::move(memory).value();
+    auto mapped = UcxMemory::map(*network_, shared_memory_->data(), shared_memory_->size());
+    if (!mapped.ok()) return mapped.status();
+    network_memory_ = std::move(mapped).value();
+    auto worker_address = shared_->address();
+    if (!worker_address.ok()) return worker_address.status();
+    address.shared_memory = std::move(worker_address).value();
+    auto key = shared_memory_->remote_key();
+    if (!key.ok()) return key.status();
+    keys.shared_memory = std::move(key).value();
+  } else {
+    network_memory_ = std::move(memory).value();
+  }
+  auto key = network_memory_->remote_key();
+  if (!key.ok()) return key.status();
+  keys.network = std::move(key).value();
+  auto listener = listen_address(config_.bind_interface, config_.listen_port);
+  if (!listener.ok()) return listener.status();
+  address.listener = std::move(listener).value();
+  descriptor_.worker_address = encode(address);
+  descriptor_.remote_key = encode(keys);
+  descriptor_.segment_address = reinterpret_cast<uint64_t>(network_memory_->data());
+  return {};
+}
+
+Status UcxTransport::open_listener() {
+  ucp_am_handler_param_t handler{};
+  handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
+                       UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
+  handler.id = kActiveMessageId;
+  handler.flags = UCP_AM_FLAG_WHOLE_MSG;
+  handler.cb = on_message;
+  handler.arg = this;
+  ucs_status_t status = ucp_worker_set_am_recv_handler(network_->worker(), &handler);
+  if (status != UCS_OK) return status_of(status, "active messages");
+
+  UcxAddress address = std::move(decode_ucx_address(descriptor_.worker_address)).value();
+  sockaddr_storage storage{};
+  std::memcpy(&storage, address.listener.data(), address.listener.size());
+  ucp_listener_params_t params{};
+  params.field_mask = UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER;
+  params.sockaddr.addr = reinterpret_cast<sockaddr*>(&storage);
+  params.sockaddr.addrlen = static_cast<socklen_t>(address.listener.size());
+  params.conn_handler.cb = on_connection;
+  params.conn_handler.arg = this;
+  status = ucp_listener_create(network_->worker(), &params, &listener_);
+  if (status != UCS_OK) {
+    return status_of(status, "listening for peers on port " + std::to_string(config_.listen_port) +
+                                 " (is it in use?)");
+  }
+  ucp_listener_attr_t attributes{};
+  attributes.field_mask = UCP_LISTENER_ATTR_FIELD_SOCKADDR;
+  status = ucp_listener_query(listener_, &attributes);
+  if (status != UCS_OK) return status_of(status, "address of the listener");
+  std::memcpy(address.listener.data(), &attributes.sockaddr, address.listener.size());
+  descriptor_.worker_address = encode(address);
+  return {};
+}
+
+Status UcxTransport::watch_worker() {
+  epoll_fd_ = UniqueFd(::epoll_create1(EPOLL_CLOEXEC));
+  timer_fd_ = UniqueFd(::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC));
+  if (!epoll_fd_.valid() || !timer_fd_.valid()) {
+    return {StatusCode::kResourceExhausted,
+            std::string("epoll or timerfd: ") + std::strerror(errno) + "; raise ulimit -n"};
+  }
+  int worker_fd = -1;
+  const ucs_status_t status = ucp_worker_get_efd(network_->worker(), &worker_fd);
+  if (status != UCS_OK) return status_of(status, "wake-up descriptor of UCX");
+  for (const int fd : {worker_fd, timer_fd_.get()}) {
+    Status added = add_to_epoll(epoll_fd_.get(), fd);
+    if (!added.ok()) return added;
+  }
+  auto liveness = LivenessListener::create(descriptor_.socket_path, epoll_fd_.get());
+  if (!liveness.ok()) return liveness.status();
+  liveness_ = std::move(liveness).value();
+  return {};
+}
+
+void UcxTransport::fill_fabric() {
+  fabric_.network = network_.get();
+  fabric_.network_memory = network_memory_.get();
+  fabric_.shared = shared_.get();
+  fabric_.shared_memory = shared_memory_.get();
+  fabric_.self = &descriptor_;
+  fabric_.config = &config_;
+  fabric_.epoll_fd = epoll_fd_.get();
+  fabric_.on_error.cb = on_endpoint_error;
+  fabric_.on_error.arg = this;
+  fabric_.events = &events_;
+}
+
+UcxTransport::~UcxTransport() {
+  if (listener_ != nullptr) ucp_listener_destroy(listener_);
+  for (auto& [id, peer] : peers_) peer->disconnect();
+  for (Accepted& accepted : accepted_) close_by_force(accepted.endpoint);
+  const auto deadline = Clock::now() + kShutdownMax;
+  auto closed = [&] {
+    std::erase_if(closes_, [](void* request) {
+      if (ucp_request_check_status(request) == UCS_INPROGRESS) return false;
+      ucp_request_free(request);
+      return true;
+    });
+    bool all = closes_.empty();
+    for (auto& [id, peer] : peers_) all &= peer->advance(Clock::now()) || peer->closed();
+    return all;
+  };
+  while (!closed() && Clock::now() < deadline) progress();
+  for (auto& [id, peer] : peers_) {
+    // What UCX has not let go of within the bound stays allocated: its callbacks may still run.
+    if (!peer->closed()) (void)peer.release();
+  }
+  peers_.clear();
+  network_memory_.reset();
+  shared_memory_.reset();
+}
+
+std::span<std::byte> UcxTransport::segment() {
+  return {network_memory_->data(), network_memory_->size()};
+}
+
+// ---- operations --------------------------------------------------------------------------------
+
+Status UcxTransport::post(Operation operation) {
+  if (auto* connect_operation = std::get_if<Connect>(&operation)) {
+    return connect(*connect_operation);
+  }
+  if (auto* disconnect = std::get_if<Disconnect>(&operation)) {
+    const auto found = peers_.find(disconnect->peer);
+    if (found == peers_.end()) return unknown_peer(disconnect->peer);
+    found->second->disconnect();
+    return {};
+  }
+  if (auto* write = std::get_if<WriteSpans>(&operation)) return post_transfer(*write);
+  if (auto* read = std::get_if<ReadSpans>(&operation)) return post_transfer(*read);
+  if (auto* fence = std::get_if<Fence>(&operation)) return post_fence(*fence);
+  return post_notify(std::get<Notify>(operation));
+}
+
+Status UcxTransport::connect(const Connect& connect) {
+  if (peers_.contains(connect.peer)) {
+    return {StatusCode::kAlreadyExists,
+            "peer " + std::to_string(connect.peer) + " exists; ids are never reused"};
+  }
+  if (connect.remote.epoch == descriptor_.epoch) {
+    return {StatusCode::kInvalidArgument, "the peer's epoch equals our own"};
+  }
+  if (find_peer(connect.remote.epoch, connect.incarnation) != nullptr) {
+    return {StatusCode::kAlreadyExists, "this incarnation of the pair is connected already"};
+  }
+  auto peer = UcxPeer::create(fabric_, connect, Clock::now());
+  if (!peer.ok()) return peer.status();
+  UcxPeer& added = *peers_.emplace(connect.peer, std::move(peer).value()).first->second;
+  claim(added);
+  return {};
+}
+
+Result<UcxPeer*> UcxTransport::ready_peer(PeerId id) {
+  const auto found = peers_.find(id);
+  if (found == peers_.end()) return unknown_peer(id);
+  if (found->second->ready()) return found->second.get();
+  if (found->second->broken()) {
+    return Status(StatusCode::kUnavailable, "the connection to the peer is broken or closed");
+  }
+  return Status(StatusCode::kFailedPrecondition, "the peer is not ready yet");
+}
+
+template <typename Transfer>
+Status UcxTransport::post_transfer(const Transfer& transfer) {
+  auto peer = ready_peer(transfer.peer);
+  if (!peer.ok()) return peer.status();
+  UcxPeer& to = *peer.value();
+  Status spans = check_spans(transfer.spans, config_.segment_bytes, to.remote_segment_bytes());
+  if (!spans.ok()) return spans;
+  if (to.data().num_outstanding() >= kOperationsMax) {
+    return {StatusCode::kResourceExhausted, "too many operations are outstanding to the peer"};
+  }
+  if constexpr (std::is_same_v<Transfer, WriteSpans>) {
+    to.data().post_write(transfer.operation, transfer.spans);
+  } else {
+    to.data().post_read(transfer.operation, transfer.spans);
+  }
+  return {};
+}
+
+Status UcxTransport::post_fence(const Fence& fence) {
+  auto peer = ready_peer(fence.peer);
+  if (!peer.ok()) return peer.status();
+  if (peer.value()->data().num_outstanding() >= kOperationsMax) {
+    return {StatusCode::kResourceExhausted, "too many operations are outstanding to the peer"};
+  }
+  peer.value()->data().post_fence(fence.operation);
+  return {};
+}
+
+Status UcxTransport::post_notify(const Notify& notify) {
+  if (notify.message.size() > kMessageBytesMax) {
+    return {StatusCode::kInvalidArgument, "message has " + std::to_string(notify.message.size()) +
+                                              " bytes, at most " +
+                                              std::to_string(kMessageBytesMax) + " are allowed"};
+  }
+  auto peer = ready_peer(notify.peer);
+  if (!peer.ok()) return peer.status();
+  if (peer.value()->num_messages_outstanding() >= kMessagesMax) {
+    return {StatusCode::kResourceExhausted, "too many messages are outstanding to the peer"};
+  }
+  peer.value()->notify(notify.message);
+  return {};
+}
+
+}  // namespace crossdock
