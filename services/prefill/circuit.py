@@ -18,7 +18,7 @@ class Circuit:
 
     def admits(self, now_s: float) -> bool:
         """Whether a call may be made now. Every call that was admitted reports its outcome."""
-        if self._pause_s == self._pause_min_s and self._open_until_s == float("-inf"):
+        if self._open_until_s == float("-inf"):
             return True
         if now_s < self._open_until_s or self._probing:
             return False
