@@ -108,7 +108,7 @@ class Attempt:
             if decode in done:
                 ended = decode.result()
                 if isinstance(ended, CrossdockError):
-                    return Failed(judge(Role.DECODE, ended), ended)
+                    return Failed(judge(Role.DECODE, ended, streaming=self._decode_spoke), ended)
                 return None
             if not done:
                 if not self._decode_spoke:
@@ -139,10 +139,11 @@ class Attempt:
     async def _call_prefill(self, sink: Sink) -> PrefillReply | CrossdockError:
         try:
             reply = await self._workers.prefill(self._order, self._timeout_s)
-            if not self._stopped:
-                self._take((reply.first_token,), sink)
         except CrossdockError as error:
             return error
+        # Not under the `try`: that the two instances disagree is an error at any time.
+        if not self._stopped:
+            self._take((reply.first_token,), sink)
         return reply
 
     def _take(self, tokens: Sequence[Token], sink: Sink) -> None:

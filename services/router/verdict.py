@@ -80,9 +80,12 @@ _BY_CODE: Final[dict[tuple[Role, Code], Verdict]] = {
 }
 
 
-def judge(role: Role, error: CrossdockError) -> Verdict:
-    """By reason where there is one, else by code. What the table does not know is fatal."""
-    by_reason = _BY_REASON.get((role, error.reason))
-    if by_reason is not None:
-        return by_reason
-    return _BY_CODE.get((role, error.code), _FATAL)
+def judge(role: Role, error: CrossdockError, *, streaming: bool = False) -> Verdict:
+    """By reason where there is one, else by code. What the table does not know is fatal.
+
+    `streaming`: the decode instance has sent tokens, so it needs the other one no more.
+    """
+    verdict = _BY_REASON.get((role, error.reason)) or _BY_CODE.get((role, error.code), _FATAL)
+    if streaming and verdict.kind is not Kind.FATAL:
+        return Verdict(Kind.LOST, (Role.DECODE,))
+    return verdict

@@ -38,7 +38,7 @@ def tokenizer(model_directory: Path) -> Tokenizer:
 async def until(condition: Callable[[], bool]) -> None:
     """Waits for what must come, bounded."""
     async with asyncio.timeout(WAIT_S):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 -- conditions have no event
             await asyncio.sleep(0.005)
 
 
@@ -56,16 +56,20 @@ class World:
     address: str
     http_address: str
 
-    def assert_quiet_now(self) -> bool:
+    @property
+    def fakes(self) -> list[FakePrefill | FakeDecode]:
+        return [*self.prefill, *self.decode]
+
+    def is_quiet(self) -> bool:
         return (
             self.router.fleet.in_flight_tokens() == 0
             and len(self.router.live) == 0
-            and all(fake.instance.num_live == 0 for fake in [*self.prefill, *self.decode])
+            and all(fake.instance.num_live == 0 for fake in self.fakes)
         )
 
     async def assert_drained(self) -> None:
         """Nothing is in flight: not here, and not at an instance."""
-        await until(self.assert_quiet_now)
+        await until(self.is_quiet)
 
     async def generate(self, **fields: Any) -> list[inference_pb2.GenerateResponse]:
         request = inference_pb2.GenerateRequest(**fields)
@@ -80,7 +84,8 @@ async def make_world(model_directory: Path) -> AsyncIterator[Callable[..., Any]]
         fabric = Fabric()
         prefill = [FakePrefill(fabric, f"prefill-{index}") for index in range(num_prefill)]
         decode = [FakeDecode(fabric, f"decode-{index}") for index in range(num_decode)]
-        for fake in [*prefill, *decode]:
+        fakes: list[FakePrefill | FakeDecode] = [*prefill, *decode]
+        for fake in fakes:
             await fake.start()
         router = Router(
             RouterSettings(
@@ -112,7 +117,7 @@ async def make_world(model_directory: Path) -> AsyncIterator[Callable[..., Any]]
         await world.http.aclose()
         await world.channel.close(None)
         await world.router.close()
-        for fake in [*world.prefill, *world.decode]:
+        for fake in world.fakes:
             await fake.instance.kill()
 
 

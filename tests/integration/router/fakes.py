@@ -5,17 +5,19 @@ waits for, as the real instances do over the data path. Tokens are a function of
 alone, as the engine's are, so a replay's continuation can be compared with the original.
 """
 
+# ruff: noqa: N802, ARG002 - the names and parameters are those of the services.
+
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from crossdock.api.v1 import decode_pb2, decode_pb2_grpc, kv_pb2, prefill_pb2, prefill_pb2_grpc
-from crossdock.errors import CrossdockError
+from crossdock.errors import CrossdockError, handoff_refused
 from crossdock.rpc.server import RpcServer
 
 CONTEXT_TOKENS_MAX = 1024
@@ -38,14 +40,16 @@ LETTERS: list[int] = []
 class DecodeScript:
     """What a decode instance does with one call. The default serves it."""
 
-    refuse: CrossdockError | None = None  # before anything
-    fail_waiting: CrossdockError | None = None  # while it waits for the commit
+    error: CrossdockError | None = None  # before the commit, or as the next ones say
     fail_after: int | None = None  # tokens, then `error`
-    error: CrossdockError | None = None
     hold_after: int | None = None  # tokens, then waits for `release`
     tokens: list[int] | None = None  # what it generates; by default, letters
     per_message: int = 1
-    end_without_finish: bool = False
+    end_without_finish: bool = False  # all tokens, then `error` if there is one
+
+    @property
+    def streams(self) -> bool:
+        return self.error is None or self.fail_after is not None or self.end_without_finish
 
 
 @dataclass
@@ -55,7 +59,6 @@ class PrefillScript:
     fail_before: CrossdockError | None = None
     fail_after: CrossdockError | None = None
     hang: bool = False  # never commits
-    delay_reply: bool = False  # commits, replies only at `release`
 
 
 class Fabric:
@@ -63,6 +66,8 @@ class Fabric:
 
     def __init__(self) -> None:
         self.commits: defaultdict[bytes, asyncio.Event] = defaultdict(asyncio.Event)
+        self.answers: defaultdict[bytes, asyncio.Event] = defaultdict(asyncio.Event)
+        self.refusals: dict[bytes, CrossdockError] = {}
         self.release = asyncio.Event()
 
 
@@ -136,12 +141,14 @@ class FakeDecode(decode_pb2_grpc.DecodeServicer):
     ) -> AsyncGenerator[decode_pb2.DecodeResponse, None]:
         script = self.scripts.pop(0) if self.scripts else DecodeScript()
         with self.instance.live(request):
-            if script.refuse is not None:
-                raise script.refuse
-            if script.fail_waiting is not None:
-                raise script.fail_waiting
+            fabric = self.instance.fabric
+            if script.error is not None and not script.streams:
+                fabric.refusals[request.handoff_id] = script.error
+                fabric.answers[request.handoff_id].set()
+                raise script.error
             if request.handoff_id:
-                await self.instance.fabric.commits[request.handoff_id].wait()
+                await fabric.commits[request.handoff_id].wait()
+                fabric.answers[request.handoff_id].set()
             async for response in self._tokens(request, script):
                 yield response
 
@@ -178,6 +185,8 @@ class FakeDecode(decode_pb2_grpc.DecodeServicer):
                         else decode_pb2.ENGINE_FINISH_LENGTH
                     )
                 yield response
+                if script.end_without_finish and script.error is not None:
+                    raise script.error
                 return
             if len(response.tokens) >= script.per_message:
                 yield response
@@ -199,8 +208,8 @@ class FakePrefill(prefill_pb2_grpc.PrefillServicer):
     async def GetStatus(self, request: Any, context: Any) -> kv_pb2.InstanceStatus:
         return self.instance.status()
 
-    async def Connect(self, request: Any, context: Any) -> Any:
-        raise NotImplementedError
+    def Connect(self, request: Any, context: Any) -> AsyncIterator[kv_pb2.ConnectResponse]:
+        raise AssertionError("the router makes no pairs")
 
     async def Prefill(
         self, request: prefill_pb2.PrefillRequest, context: Any
@@ -214,8 +223,10 @@ class FakePrefill(prefill_pb2_grpc.PrefillServicer):
             self.instance.fabric.commits[request.handoff_id].set()
             if script.fail_after is not None:
                 raise script.fail_after
-            if script.delay_reply:
-                await self.instance.fabric.release.wait()
+            # As in the real one, the reply stands for an acknowledged commit.
+            await self.instance.fabric.answers[request.handoff_id].wait()
+            if request.handoff_id in self.instance.fabric.refusals:
+                raise handoff_refused("the decode instance refused")
             position = len(request.token_ids)
             first = self.first_tokens.pop(0) if self.first_tokens else None
             token = decode_pb2.GeneratedToken(
