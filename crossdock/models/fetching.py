@@ -35,7 +35,7 @@ from crossdock.models.catalog import (
     variant,
 )
 from crossdock.models.errors import ModelError, ModelFetchError, UnknownModelError
-from crossdock.models.gguf_convert import convert_gguf
+from crossdock.models.gguf_convert import convert_gguf, require_gguf_package
 
 Stage = Literal["wait", "download", "verify", "unpack", "convert", "done"]
 # (stage, bytes done, bytes in total); the total is 0 where it is unknown.
@@ -67,6 +67,7 @@ def fetch(
         root.mkdir(parents=True, exist_ok=True)
         with _locked(root / f".{entry.name}.lock", report):
             if not _is_whole(target):
+                require_gguf_package()
                 _clear_leftovers(root, entry)
                 _check_space(root, entry)
                 _build(root, target, entry, report)

@@ -8,6 +8,7 @@ the merges in the file.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -45,6 +46,14 @@ _OUTER_TENSORS: Final = {
 }
 
 
+def require_gguf_package() -> None:
+    """Raises ModelFetchError when the optional package that reads GGUF is not installed."""
+    if importlib.util.find_spec("gguf") is None:
+        raise ModelFetchError(
+            "converting a GGUF model needs the gguf package: pip install 'crossdock[convert]'"
+        )
+
+
 def convert_gguf(
     gguf_path: Path,
     directory: Path,
@@ -53,12 +62,8 @@ def convert_gguf(
     on_bytes: Callable[[int], None] | None = None,
 ) -> None:
     """Fills the existing `directory` from the GGUF file. `source` is kept as provenance."""
-    try:
-        from gguf import GGUFReader
-    except ImportError as error:
-        raise ModelFetchError(
-            "converting a GGUF model needs the gguf package: pip install 'crossdock[convert]'"
-        ) from error
+    from gguf import GGUFReader
+
     reader = GGUFReader(str(gguf_path))
     fields = _Fields(reader)
     if fields.text("general.architecture") != "llama":

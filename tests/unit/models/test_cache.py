@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from crossdock.models import (
+    DEFAULT_MODEL,
+    ModelDirectoryError,
+    ModelNotFetchedError,
+    UnknownModelError,
+    cache_directory,
+    list_models,
+    read_info,
+    resolve,
+)
+from crossdock.models.tiny import TinyLlama, write_tiny_llama
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "crossdock" / "models"
+
+
+def test_the_cache_follows_the_desktop_standard(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cache_directory() == cache
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for unset in ("", "relative/is/ignored"):
+        monkeypatch.setenv("XDG_CACHE_HOME", unset)
+        assert cache_directory() == tmp_path / ".cache" / "crossdock" / "models"
+
+
+def test_a_name_of_the_cache_resolves(cache: Path) -> None:
+    write_tiny_llama(cache / "mine")
+    assert resolve("mine") == cache / "mine"
+
+
+def test_a_path_resolves(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not cache.exists()
+    write_tiny_llama(tmp_path / "here")
+    monkeypatch.chdir(tmp_path)
+    for spelled in ("here", "./here", str(tmp_path / "here"), tmp_path / "here"):
+        assert resolve(spelled) == tmp_path / "here"
+
+
+def test_a_model_that_is_not_fetched_says_how(cache: Path) -> None:
+    with pytest.raises(ModelNotFetchedError, match=f"crossdock model fetch {DEFAULT_MODEL}"):
+        resolve(DEFAULT_MODEL)
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize("name", ["", "no-such-model", "/no/such/path", "..", "../models"])
+def test_an_unknown_name_lists_the_known(cache: Path, name: str, tmp_path: Path) -> None:
+    del cache
+    if name == "..":
+        with pytest.raises(ModelDirectoryError, match=r"config\.json"):
+            resolve(tmp_path / name)
+        return
+    with pytest.raises(UnknownModelError, match=DEFAULT_MODEL):
+        resolve(name)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda d: (d / "config.json").unlink(), r"no config\.json"),
+        (lambda d: (d / "tokenizer.json").unlink(), r"no tokenizer\.json"),
+        (lambda d: (d / "config.json").write_text("{"), "cannot be read"),
+        (lambda d: (d / "config.json").write_text("[]"), "not a JSON object"),
+        (lambda d: (d / "model-00002-of-00002.safetensors").unlink(), "is missing"),
+        (lambda d: (d / "model.safetensors.index.json").write_text("{}"), "no weight_map"),
+        (lambda d: (d / "model.safetensors.index.json").unlink(), "neither"),
+        (lambda d: _truncate(d / "model-00001-of-00002.safetensors", -1), "header promises"),
+        (lambda d: _truncate(d / "model-00001-of-00002.safetensors", 100), "not a safetensors"),
+    ],
+)
+def test_a_damaged_directory_is_named(tmp_path: Path, spoil: object, message: str) -> None:
+    directory = write_tiny_llama(tmp_path / "d", TinyLlama(num_shards=2))
+    assert resolve(directory) == directory
+    assert callable(spoil)
+    spoil(directory)
+    with pytest.raises(ModelDirectoryError, match=message):
+        resolve(directory)
+
+
+def _truncate(path: Path, size: int) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:size])
+
+
+def test_the_list_has_the_catalog_and_the_users_own(cache: Path) -> None:
+    write_tiny_llama(cache / "mine", TinyLlama(dtype="bf16"))
+    write_tiny_llama(cache / ".hidden")
+    (cache / "rubbish").mkdir()
+    listed = {entry.name: entry for entry in list_models()}
+    assert set(listed) == {DEFAULT_MODEL, f"{DEFAULT_MODEL}-bf16", "mine"}
+    assert not listed[DEFAULT_MODEL].fetched
+    assert listed[DEFAULT_MODEL].size_bytes == 0
+    assert listed["mine"].fetched
+    assert listed["mine"].dtype == "bfloat16"
+    assert listed["mine"].size_bytes == sum(f.stat().st_size for f in (cache / "mine").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("architectures", []),
+        ("vocab_size", 0),
+        ("vocab_size", "512"),
+        ("max_position_embeddings", None),
+    ],
+)
+def test_a_field_that_is_wrong_is_named(tmp_path: Path, key: str, value: object) -> None:
+    write_tiny_llama(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    with pytest.raises(ModelDirectoryError, match=key):
+        read_info(tmp_path)
+
+
+def test_end_ids_may_be_one_or_several_or_none(tmp_path: Path) -> None:
+    write_tiny_llama(tmp_path)
+    generation = tmp_path / "generation_config.json"
+    generation.write_text('{"eos_token_id": [9, 2, 9]}')
+    assert read_info(tmp_path).eos_ids == (2, 9)
+    generation.unlink()
+    assert read_info(tmp_path).eos_ids == (2,)
+    generation.write_text('{"eos_token_id": ["2"]}')
+    with pytest.raises(ModelDirectoryError, match="eos_token_id"):
+        read_info(tmp_path)
