@@ -1,3 +1,12 @@
 crossdock_test(sched_scheduler_test
-  SOURCES tests/sched/scheduler_test.cpp
+  SOURCES tests/sched/scheduler_test.cpp tests/sched/scheduler_events_test.cpp
+  LINKS crossdock_sched)
+crossdock_test(sched_scheduler_random_test
+  SOURCES tests/sched/scheduler_random_test.cpp tests/sched/scheduler_world.cpp
+  LINKS crossdock_sched)
+crossdock_test(sched_scheduler_small_worlds_test
+  SOURCES tests/sched/scheduler_small_worlds_test.cpp tests/sched/scheduler_world.cpp
+  LINKS crossdock_sched)
+crossdock_test(sched_scheduler_allocation_test
+  SOURCES tests/sched/scheduler_allocation_test.cpp
   LINKS crossdock_sched)

@@ -373,6 +373,7 @@ std::span<const BlockHash> Scheduler::chain(SequenceId id) const { return impl_-
 uint32_t Scheduler::num_running() const { return static_cast<uint32_t>(impl_->running.size()); }
 uint32_t Scheduler::num_waiting() const { return impl_->queue.size() + impl_->num_awaiting; }
 bool Scheduler::idle() const {
+  if (!impl_->closing.empty()) return false;  // the end of their step gives blocks back
   return !impl_->changed || (impl_->running.empty() && impl_->queue.empty());
 }
 const BlockPool& Scheduler::pool() const { return impl_->pool; }
