@@ -10,3 +10,10 @@ crossdock_test(sched_scheduler_small_worlds_test
 crossdock_test(sched_scheduler_allocation_test
   SOURCES tests/sched/scheduler_allocation_test.cpp
   LINKS crossdock_sched)
+crossdock_test(sched_scheduler_golden_test
+  SOURCES tests/sched/scheduler_golden_test.cpp
+  LINKS crossdock_sched)
+if(CROSSDOCK_TESTS)
+  target_compile_definitions(sched_scheduler_golden_test
+    PRIVATE GOLDEN_SCRIPTS="${PROJECT_SOURCE_DIR}/tests/golden/scheduler")
+endif()
