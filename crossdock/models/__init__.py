@@ -10,7 +10,6 @@ from crossdock.models.errors import (
     UnknownModelError,
 )
 from crossdock.models.fetching import Progress, Stage, fetch
-from crossdock.models.info import ModelInfo, read_info
 
 __all__ = [
     "CATALOG",
@@ -22,7 +21,6 @@ __all__ = [
     "ModelEntry",
     "ModelError",
     "ModelFetchError",
-    "ModelInfo",
     "ModelNotFetchedError",
     "Progress",
     "Stage",
@@ -30,6 +28,5 @@ __all__ = [
     "cache_directory",
     "fetch",
     "list_models",
-    "read_info",
     "resolve",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,6 @@ from crossdock.models.errors import (
     ModelNotFetchedError,
     UnknownModelError,
 )
-from crossdock.models.info import read_json_object
 from crossdock.models.weights_file import expected_bytes
 
 
@@ -85,7 +85,7 @@ def check_model_directory(path: Path) -> None:
             raise ModelDirectoryError(
                 f"{path} has no {name}: it must be a complete Hugging Face model directory"
             )
-    read_json_object(path / "config.json")
+    _read_json(path / "config.json")
     for file in weight_files(path):
         try:
             expected, actual = expected_bytes(file), file.stat().st_size
@@ -105,7 +105,7 @@ def weight_files(path: Path) -> list[Path]:
         return [single]
     if not index.is_file():
         raise ModelDirectoryError(f"{path} has neither {single.name} nor {index.name}")
-    shard_of = read_json_object(index).get("weight_map")
+    shard_of = _read_json(index).get("weight_map")
     if not isinstance(shard_of, dict) or not shard_of:
         raise ModelDirectoryError(f"{index} has no weight_map")
     shards = [path / str(name) for name in sorted(set(shard_of.values()))]
@@ -130,10 +130,20 @@ def _catalog_model(entry: CatalogEntry, path: Path) -> ModelEntry:
 
 
 def _own_model(path: Path) -> ModelEntry:
-    config = read_json_object(path / "config.json")
+    config = _read_json(path / "config.json")
     dtype = str(config.get("torch_dtype") or config.get("dtype") or "")
     return ModelEntry(path.name, dtype, path, True, _size_bytes(path), "")
 
 
 def _size_bytes(path: Path) -> int:
     return sum(file.stat().st_size for file in path.iterdir() if file.is_file())
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelDirectoryError(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelDirectoryError(f"{path} is not a JSON object")
+    return value

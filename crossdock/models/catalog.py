@@ -55,7 +55,8 @@ def _variants(
     base: str, source: WheelSource, num_parameters: int, licence: str
 ) -> list[CatalogEntry]:
     # A dequantised Q4_1 value (scale * nibble + minimum) has more significant bits than bf16
-    # keeps, so f32 is the true model and carries the plain name.
+    # keeps, so f32 is the true model and carries the plain name. Measured with tests/oracle: bf16
+    # weights keep the golden ids, and change 2 of the 640 greedy choices after the ten prompts.
     return [
         CatalogEntry(name, dtype, source, num_parameters, licence)
         for name, dtype in ((base, DTYPES[0]), (f"{base}-bf16", DTYPES[1]))

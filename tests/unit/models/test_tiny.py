@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from crossdock.models import read_info
 from crossdock.models.cache import check_model_directory, weight_files
 from crossdock.models.tiny import TinyLlama, write_tiny_llama
 from crossdock.tokenization import Tokenizer
@@ -78,12 +77,6 @@ def test_every_id_is_a_token(tmp_path: Path, vocab_size: int) -> None:
     assert tokenizer.token_bytes(vocab_size) == b""
     text = "the tiny 漢字 \x00\x7f"
     assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-def test_info_tells_what_services_need(tmp_path: Path) -> None:
-    info = read_info(write_tiny_llama(tmp_path / "tiny", TinyLlama(context=777)))
-    assert (info.name, info.architecture) == ("tiny", "LlamaForCausalLM")
-    assert (info.context_tokens_max, info.vocab_size, info.eos_ids) == (777, 512, (2,))
 
 
 @pytest.mark.parametrize(

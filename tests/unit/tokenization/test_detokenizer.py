@@ -58,8 +58,9 @@ def test_byte_level_pieces_equal_the_whole_for_any_ids(
 
 @given(text=st.text(max_size=60), cuts=cuts_strategy)
 def test_byte_level_gives_back_any_text(byte_level: Tokenizer, text: str, cuts: list[int]) -> None:
-    ids = byte_level.encode(text)
-    assert pushed(make_detokenizer(byte_level), ids, cuts) == text
+    # The text may spell a special token.
+    detokenizer = make_detokenizer(byte_level, skip_special_tokens=False)
+    assert pushed(detokenizer, byte_level.encode(text), cuts) == text
 
 
 @given(text=st.text(max_size=60), cuts=cuts_strategy)
