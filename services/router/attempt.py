@@ -68,13 +68,14 @@ class Attempt:
         self._decode_spoke = False
         self._stopped = False
 
-    async def run(self, sink: Sink) -> Finished | Failed:
+    async def run(self, sink: Sink, on_prefill_end: Callable[[], None]) -> Finished | Failed:
         """The attempt's end. A cancellation is passed on once both calls are over."""
         decode = asyncio.create_task(self._read_decode(sink))
         calls: list[asyncio.Task[DecodeUpdate | PrefillReply | CrossdockError | None]] = [decode]
         prefill = None
         if self._order.prefill is not None:
             prefill = asyncio.create_task(self._call_prefill(sink))
+            prefill.add_done_callback(lambda _: on_prefill_end())
             calls.append(prefill)
         try:
             failed = await self._settle(decode, prefill)

@@ -6,8 +6,8 @@ good; unavailable once it cannot be reached or failed an attempt, until its next
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 from services.router.policy import Candidate, FleetSnapshot, Placement
 from services.router.validation import Limits
@@ -29,6 +29,16 @@ class _Member:
         self.failing = False
         self.num_late = 0
         self.in_flight_tokens = 0
+
+
+@contextmanager
+def _counted(member: _Member, tokens: int) -> Iterator[None]:
+    member.in_flight_tokens += tokens
+    try:
+        yield
+    finally:
+        member.in_flight_tokens -= tokens
+        assert member.in_flight_tokens >= 0
 
 
 class Fleet:
@@ -106,20 +116,21 @@ class Fleet:
         )
 
     @contextmanager
-    def load(self, placement: Placement, prompt_tokens: int, total_tokens: int) -> Iterator[None]:
-        """Counts an attempt's tokens on both instances while the block runs."""
-        members = [(self._member(Role.DECODE, placement.decode.address), total_tokens)]
-        if placement.prefill is not None:
-            prefill = self._member(Role.PREFILL, placement.prefill.address)
-            members.append((prefill, prompt_tokens))
-        for member, tokens in members:
-            member.in_flight_tokens += tokens
-        try:
-            yield
-        finally:
-            for member, tokens in members:
-                member.in_flight_tokens -= tokens
-                assert member.in_flight_tokens >= 0
+    def load(
+        self, placement: Placement, prompt_tokens: int, total_tokens: int
+    ) -> Iterator[Callable[[], None]]:
+        """Counts an attempt's tokens on both instances while the block runs.
+
+        Yields what takes them off the prefill instance before that: its part ends first.
+        """
+        with ExitStack() as decode_load, ExitStack() as prefill_load:
+            decode_load.enter_context(
+                _counted(self._member(Role.DECODE, placement.decode.address), total_tokens)
+            )
+            if placement.prefill is not None:
+                prefill = self._member(Role.PREFILL, placement.prefill.address)
+                prefill_load.enter_context(_counted(prefill, prompt_tokens))
+            yield prefill_load.close
 
     def _available(self) -> list[_Member]:
         return [

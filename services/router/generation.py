@@ -226,7 +226,7 @@ class Inference:
         deadline = Deadline.after(call.timeout_s, _now())
         generation = Generation(request_id)
         with self.live.admit(request_id, generation):
-            prompt = await self.prompter.encode(call.prompt)
+            prompt = await self.prompter.encode(call.prompt, self.limits())
             job = self._job(call, request_id, prompt, deadline)
             generation.start(job, self._retry, self._assembler(job, rules))
             try:

@@ -59,6 +59,14 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class Loss:
+    """The last attempt that was lost, and how long to look for another instance."""
+
+    error: CrossdockError
+    wait_until_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """How a job ended. `finish` is None when the sink stopped it."""
 
@@ -101,12 +109,12 @@ class Retry:
         """The job's end, or the error that is the caller's answer."""
         merge = TokenMerge(len(job.prompt))
         excluded: set[str] = set()
-        loss: CrossdockError | None = None
+        loss: Loss | None = None
         num_losses = 0
         num_attempts = 0
         reply: PrefillReply | None = None
         while True:
-            placement = await self._place(job, frozenset(excluded), loss)
+            placement = await self._place(job, len(merge.token_ids), excluded, loss)
             num_attempts += 1
             on_dispatch()
             result = await self._attempt(job, placement, num_attempts, merge, sink)
@@ -121,7 +129,8 @@ class Retry:
             if result.verdict.kind is Kind.REFUSED:
                 excluded.update(_at_fault(placement, result))
                 continue
-            loss = result.error
+            excluded.clear()
+            loss = Loss(result.error, self._wait_until(job))
             num_losses += 1
             if num_losses > self._bounds.migrations_max:
                 raise result.error
@@ -144,26 +153,35 @@ class Retry:
         )
         timeout_s = job.deadline.for_worker(asyncio.get_running_loop().time())
         total_tokens = len(job.prompt) + job.sampling.max_tokens
-        with self._fleet.load(placement, len(token_ids), total_tokens):
-            return await Attempt(self._workers, order, merge, timeout_s).run(sink)
+        with self._fleet.load(placement, len(token_ids), total_tokens) as release_prefill:
+            attempt = Attempt(self._workers, order, merge, timeout_s)
+            return await attempt.run(sink, release_prefill)
 
     async def _place(
-        self, job: Job, excluded: frozenset[str], loss: CrossdockError | None
+        self, job: Job, num_generated: int, excluded: set[str], loss: Loss | None
     ) -> Placement:
+        """Where the next attempt goes. Before a loss an answer is due at once; after one, the
+        caller has been promised more, so an instance that is away or full is waited for."""
         loop = asyncio.get_running_loop()
-        until_s = job.deadline.earlier(loop.time() + self._bounds.instance_wait_s)
-        demand = Demand(len(job.prompt), len(job.prompt) + job.sampling.max_tokens, excluded)
         while True:
+            demand = Demand(
+                prompt_tokens=len(job.prompt) + num_generated,
+                total_tokens=len(job.prompt) + job.sampling.max_tokens,
+                excluded=frozenset(excluded),
+            )
             found = place(self._fleet.snapshot(), demand, self._rotation)
             if isinstance(found, Placement):
                 self._rotation += 1
                 return found
-            left_s = until_s - loop.time()
-            if found.cause is VacancyCause.ALL_REFUSED:
-                raise overloaded(_vacancy_text(found), RETRY_AFTER_S)
-            if loss is None or left_s <= 0:
-                raise not_ready(_vacancy_text(found)) from loss
+            left_s = 0.0 if loss is None else loss.wait_until_s - loop.time()
+            if left_s <= 0:
+                raise _vacancy_error(found) from (loss.error if loss else None)
             await self._reports.wait_news(left_s)
+            excluded.clear()
+
+    def _wait_until(self, job: Job) -> float:
+        now_s = asyncio.get_running_loop().time()
+        return job.deadline.earlier(now_s + self._bounds.instance_wait_s)
 
     def _note(self, job: Job, placement: Placement, failed: Failed) -> None:
         """Keeps what a failed attempt says about the instances."""
@@ -210,5 +228,8 @@ def _ended_by_itself(job: Job, generated: list[int]) -> EngineFinish | None:
     return None
 
 
-def _vacancy_text(vacancy: Vacancy) -> str:
-    return f"no {vacancy.role.value} instance for the request: {vacancy.cause.value}; retry later"
+def _vacancy_error(vacancy: Vacancy) -> CrossdockError:
+    text = f"no {vacancy.role.value} instance for the request: {vacancy.cause.value}; retry later"
+    if vacancy.cause is VacancyCause.ALL_REFUSED:
+        return overloaded(text, RETRY_AFTER_S)
+    return not_ready(text)

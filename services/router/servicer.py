@@ -56,6 +56,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         del context
         _check(request)
         validation.check_model(request.model, (self._inference.model,))
+        validation.check_text_bytes(request.text, validation.TOKENIZE_BYTES_MAX, "text")
         token_ids = await self._inference.prompter.encode_text(
             request.text, add_special_tokens=request.add_special_tokens
         )

@@ -18,6 +18,7 @@ TOP_K_MAX: Final = 2**32 - 1
 STOP_TOKEN_IDS_MAX: Final = 128
 STOP_STRINGS_MAX: Final = 16
 STOP_STRING_BYTES_MAX: Final = 1_024
+TOKENIZE_BYTES_MAX: Final = 1_000_000
 CHAT_MESSAGES_MAX: Final = 4_096
 CHAT_ROLES: Final = ("system", "user", "assistant")
 MAX_TOKENS_DEFAULT: Final = 256
@@ -81,6 +82,13 @@ def check_utf8(text: str, field: str) -> None:
         ) from error
 
 
+def check_text_bytes(text: str, bytes_max: int, field: str) -> None:
+    """The size of a text that is going to be tokenised."""
+    num_bytes = len(text.encode("utf-8"))
+    if num_bytes > bytes_max:
+        raise invalid_argument(field, f"{field}: {num_bytes} bytes; must be at most {bytes_max}")
+
+
 def check_chat(messages: Sequence[tuple[str, str]], field: str = "messages") -> None:
     """Messages are (role, content)."""
     if not messages:
@@ -100,6 +108,8 @@ def check_chat(messages: Sequence[tuple[str, str]], field: str = "messages") -> 
 
 def check_token_ids(token_ids: Sequence[int], vocab_size: int, field: str) -> None:
     """Every id is one of the model's."""
+    if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        return
     for index, token_id in enumerate(token_ids):
         if not 0 <= token_id < vocab_size:
             name = f"{field}[{index}]"

@@ -221,6 +221,14 @@ async def test_decode_dies_on_every_attempt(make_world: MakeWorld) -> None:
     assert sum(len(fake.instance.requests) for fake in world.decode) == 3
 
 
+async def test_after_a_loss_a_full_instance_is_waited_for(world: World) -> None:
+    world.decode[0].scripts += [
+        DecodeScript(fail_after=3, error=engine_restarted("ended")),
+        DecodeScript(error=handoff_refused("full")),
+    ]
+    await assert_served(world, num_attempts=3)
+
+
 async def test_only_the_word_of_the_end_was_lost(world: World) -> None:
     """All tokens are out when the stream breaks: nothing is left to replay."""
     script = DecodeScript(end_without_finish=True, error=engine_restarted("ended"))

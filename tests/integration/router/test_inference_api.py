@@ -229,6 +229,7 @@ BAD_INPUT: list[tuple[dict[str, Any], str, str]] = [
     ({"text": "x", "sampling": Params(logprobs=0)}, "sampling.logprobs", "not supported"),
     ({"text": "x", "sampling": Params(json_schema="{}")}, "sampling.json_schema", "not supported"),
     ({"text": "x", "sampling": Params(min_p=0.1)}, "sampling.min_p", "not supported"),
+    ({"text": "x" * 9_000_000}, "text", "9000000 bytes; must be at most"),
     ({"text": "x" * 10_000_001}, "request", "10000000"),
 ]
 

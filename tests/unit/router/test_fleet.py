@@ -81,10 +81,13 @@ def test_one_late_report_is_forgiven_many_are_not() -> None:
 
 def test_load_is_counted_while_the_attempt_runs_and_released_on_every_way_out() -> None:
     fleet = make_fleet()
-    with fleet.load(PLACEMENT, 10, 30):
+    with fleet.load(PLACEMENT, 10, 30) as release_prefill:
         snapshot = fleet.snapshot()
         assert snapshot.prefill[0].in_flight_tokens == 10
         assert snapshot.decode[0].in_flight_tokens == 30
+        release_prefill()
+        release_prefill()
+        assert fleet.in_flight_tokens() == 30
     assert fleet.in_flight_tokens() == 0
     with pytest.raises(RuntimeError), fleet.load(PLACEMENT, 10, 30):
         raise RuntimeError
