@@ -1,0 +1,163 @@
+"""A caller of a fleet, and a look into its instances: what the end-to-end tests stand on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import grpc
+
+from crossdock.api.v1 import (
+    decode_pb2_grpc,
+    inference_pb2,
+    inference_pb2_grpc,
+    kv_pb2,
+    kvstore_pb2_grpc,
+    prefill_pb2_grpc,
+)
+from crossdock.cli.fleet import Fleet
+from crossdock.cli.fleet_record import ServiceRecord
+
+# Longer than any request of these tests takes on a loaded machine of two cores.
+REQUEST_TIMEOUT_S = 240.0
+
+
+@dataclass
+class Answer:
+    """What one request brought."""
+
+    ids: list[int] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)
+    text: str = ""
+    finish: inference_pb2.Finish | None = None
+
+    @property
+    def same(self) -> tuple[tuple[int, ...], tuple[bytes, ...]]:
+        """What must be equal wherever it was computed: ids, and the bits of every logit."""
+        return tuple(self.ids), tuple(self.digests)
+
+
+def sampling(max_tokens: int, **changes: object) -> inference_pb2.SamplingParams:
+    """Greedy, over a fixed number of tokens, unless changed."""
+    values: dict[str, object] = {"temperature": 0.0, "max_tokens": max_tokens, "ignore_eos": True}
+    values.update(changes)
+    return inference_pb2.SamplingParams(**values)  # type: ignore[arg-type]
+
+
+class Caller:
+    """Talks to a router. Use it within one event loop."""
+
+    def __init__(self, address: str) -> None:
+        self.channel = grpc.aio.insecure_channel(
+            address, options=[("grpc.max_send_message_length", 16 << 20)]
+        )
+        self.stub = inference_pb2_grpc.InferenceStub(self.channel)
+
+    async def __aenter__(self) -> Caller:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.channel.close()
+
+    async def generate(
+        self,
+        prompt: Sequence[int],
+        params: inference_pb2.SamplingParams,
+        *,
+        request_id: str = "",
+        on_message: Callable[[Answer], None] | None = None,
+    ) -> Answer:
+        """Runs one request to its end; raises grpc.aio.AioRpcError as it comes."""
+        request = inference_pb2.GenerateRequest(
+            request_id=request_id,
+            token_ids=inference_pb2.TokenIds(ids=prompt),
+            sampling=params,
+            return_logit_digests=True,
+        )
+        answer = Answer()
+        async for message in self.stub.Generate(request, timeout=REQUEST_TIMEOUT_S):
+            answer.ids.extend(message.token_ids)
+            answer.digests.extend(message.logit_digests)
+            answer.text += message.text
+            if message.HasField("finish"):
+                assert answer.finish is None, "a second terminal message"
+                answer.finish = message.finish
+            if on_message is not None:
+                on_message(answer)
+        assert answer.finish is not None, "the stream ended without a terminal message"
+        assert len(answer.ids) == len(answer.digests)
+        return answer
+
+    async def generate_all(
+        self, prompts: Sequence[Sequence[int]], params: Sequence[inference_pb2.SamplingParams]
+    ) -> list[Answer]:
+        """All at once."""
+        calls = (self.generate(p, s) for p, s in zip(prompts, params, strict=True))
+        return list(await asyncio.gather(*calls))
+
+
+def services(fleet: Fleet, role: str) -> list[ServiceRecord]:
+    """The fleet's processes of one role."""
+    assert fleet.record is not None
+    return [service for service in fleet.record.services if service.role == role]
+
+
+def router_address(fleet: Fleet) -> str:
+    """Where the router serves gRPC."""
+    return services(fleet, "router")[0].address
+
+
+_STUBS = {
+    "prefill": prefill_pb2_grpc.PrefillStub,
+    "decode": decode_pb2_grpc.DecodeStub,
+    "kvstore": kvstore_pb2_grpc.KvStoreStub,
+}
+
+
+def status_of(service: ServiceRecord, timeout_s: float = 10.0) -> kv_pb2.InstanceStatus:
+    """What one instance says of itself."""
+    with grpc.insecure_channel(service.address) as channel:
+        stub = _STUBS[service.role](channel)
+        status: kv_pb2.InstanceStatus = stub.GetStatus(kv_pb2.InstanceRequest(), timeout=timeout_s)
+        return status
+
+
+def engines(fleet: Fleet) -> list[ServiceRecord]:
+    """The instances that have an engine."""
+    return [*services(fleet, "prefill"), *services(fleet, "decode")]
+
+
+def leftovers(fleet: Fleet) -> list[str]:
+    """Whatever an idle fleet must not hold; empty when it is clean."""
+    found = []
+    for service in engines(fleet):
+        status = status_of(service)
+        accounts = {
+            "owned blocks": status.num_owned_blocks,
+            "quarantined blocks": status.num_quarantined_blocks,
+            "running": status.num_running,
+            "waiting": status.num_waiting,
+            "handoffs": status.num_handoffs,
+            "not ready": not status.ready,
+        }
+        found += [f"{service.instance_id}: {what} {n}" for what, n in accounts.items() if n]
+        parts = status.num_free_blocks + status.num_cached_blocks
+        if parts != status.num_blocks:
+            found.append(f"{service.instance_id}: {parts} blocks of {status.num_blocks} are left")
+    return found
+
+
+def wait_until_clean(fleet: Fleet, timeout_s: float = 30.0) -> None:
+    """Returns once nothing is held; fails with what is, after the timeout."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            found = leftovers(fleet)
+        except grpc.RpcError as error:
+            found = [str(error)]
+        if not found:
+            return
+        assert time.monotonic() < deadline_s, f"still held: {found}"
+        time.sleep(0.1)

@@ -1,0 +1,155 @@
+"""One prompt gives one answer, to the bit, wherever and however it is computed.
+
+transformers says which ids are right; then one engine that does both phases, and fleets of several
+sizes over both transports, cold and with every prefix warm, must all give those ids with equal
+digests of every logit row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from crossdock.api.v1 import decode_pb2, decode_pb2_grpc
+from crossdock.cli.fleet import Fleet
+from crossdock.cli.fleet_plan import FleetOptions
+from crossdock.tokenization import Tokenizer
+from tests.conftest import StartFleet
+from tests.e2e.caller import (
+    REQUEST_TIMEOUT_S,
+    Answer,
+    Caller,
+    router_address,
+    sampling,
+    services,
+    wait_until_clean,
+)
+from tests.oracle.prompts import GOLDEN_IDS, NUM_GENERATED, build_prompts
+from tests.oracle.reference import Oracle, assert_same_ids
+
+SEEDED = {"temperature": 0.8, "top_k": 50, "top_p": 0.95, "seed": 20_240_229}
+TOPOLOGIES = {
+    "1+1 shm": (1, 1, "shm"),
+    "1+1 tcp": (1, 1, "tcp"),
+    "2+2 shm": (2, 2, "shm"),
+    "2+2 tcp": (2, 2, "tcp"),
+}
+
+
+@pytest.fixture(scope="module")
+def prompts(default_model: Path) -> dict[str, list[int]]:
+    return build_prompts(Tokenizer.load(default_model))
+
+
+def options(model: Path, num_prefill: int, num_decode: int, transport: str) -> FleetOptions:
+    verify = ["--verify-handoff"]
+    return FleetOptions(
+        model,
+        num_prefill,
+        num_decode,
+        kv_dtype="f32",
+        transport=transport,
+        kv_memory="512MiB",
+        arguments={"prefill": verify, "decode": verify},
+    )
+
+
+@pytest.fixture(scope="module")
+def first_fleet(default_model: Path, fleet_starter: StartFleet) -> Iterator[Fleet]:
+    fleet = fleet_starter(options(default_model, 1, 1, "shm"))
+    yield fleet
+    fleet.stop()
+
+
+def one_engine(fleet: Fleet, prompt: list[int], **changes: object) -> Answer:
+    """The decode instance's engine does both phases: no handoff is named."""
+    params = sampling(NUM_GENERATED, **changes)
+    request = decode_pb2.DecodeRequest(
+        request_id=uuid.uuid4().hex,
+        attempt=1,
+        token_ids=prompt,
+        sampling=decode_pb2.TokenSampling(
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p if params.HasField("top_p") else 1.0,
+            seed=params.seed,
+            max_tokens=params.max_tokens,
+            ignore_eos=True,
+        ),
+        # Of another tenant than the fleet's callers: nothing of theirs is found in its cache.
+        tenant_salt=b"one engine",
+        return_logit_digests=True,
+    )
+    answer = Answer()
+    with grpc.insecure_channel(services(fleet, "decode")[0].address) as channel:
+        for message in decode_pb2_grpc.DecodeStub(channel).Generate(
+            request, timeout=REQUEST_TIMEOUT_S
+        ):
+            answer.ids.extend(token.token_id for token in message.tokens)
+            answer.digests.extend(token.logit_digest for token in message.tokens)
+    return answer
+
+
+@pytest.fixture(scope="module")
+def alone(first_fleet: Fleet, prompts: dict[str, list[int]]) -> dict[str, Answer]:
+    """Every prompt by itself, on one engine that does both phases."""
+    return {name: one_engine(first_fleet, prompt) for name, prompt in prompts.items()}
+
+
+@pytest.fixture(scope="module")
+def seeded_alone(first_fleet: Fleet, prompts: dict[str, list[int]]) -> Answer:
+    return one_engine(first_fleet, prompts["french"], **SEEDED)
+
+
+def test_one_engine_agrees_with_transformers(
+    alone: dict[str, Answer], prompts: dict[str, list[int]], default_model: Path
+) -> None:
+    oracle = Oracle(default_model)
+    assert tuple(alone["golden"].ids[: len(GOLDEN_IDS)]) == GOLDEN_IDS
+    for name, prompt in prompts.items():
+        assert len(alone[name].ids) == NUM_GENERATED
+        assert len(set(alone[name].digests)) == NUM_GENERATED, "digests of different rows differ"
+        assert_same_ids(alone[name].ids, oracle.greedy(prompt, NUM_GENERATED), oracle)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_every_topology_gives_the_same_bits(
+    topology: str,
+    alone: dict[str, Answer],
+    seeded_alone: Answer,
+    prompts: dict[str, list[int]],
+    default_model: Path,
+    first_fleet: Fleet,
+    start_fleet: StartFleet,
+) -> None:
+    shape = TOPOLOGIES[topology]
+    fleet = first_fleet if topology == "1+1 shm" else start_fleet(options(default_model, *shape))
+
+    async def run() -> tuple[list[Answer], list[Answer], Answer]:
+        async with Caller(router_address(fleet)) as caller:
+            params = [sampling(NUM_GENERATED) for _ in prompts]
+            cold = await caller.generate_all(list(prompts.values()), params)
+            warm = await caller.generate_all(list(prompts.values()), params)
+            seeded = await caller.generate(prompts["french"], sampling(NUM_GENERATED, **SEEDED))
+            return cold, warm, seeded
+
+    cold, warm, seeded = asyncio.run(run())
+    for answers in (cold, warm):
+        for name, answer in zip(prompts, answers, strict=True):
+            assert answer.same == alone[name].same, f"{name} differs over {topology}"
+            assert answer.finish is not None
+            assert answer.finish.timings.transport == shape[2]
+    for name, answer in zip(prompts, warm, strict=True):
+        # All whole blocks before the last token are found again, unless another instance, which
+        # has not seen the prompt, was chosen.
+        cached = answer.finish.usage.cached_prompt_tokens if answer.finish else 0
+        if shape[:2] == (1, 1):
+            assert cached == (len(prompts[name]) - 1) // 32 * 32, name
+    assert seeded.same == seeded_alone.same
+    assert seeded.ids != alone["french"].ids
+    wait_until_clean(fleet)
