@@ -7,15 +7,16 @@ import json
 import signal
 import threading
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from crossdock.cli import fleet_record
 from crossdock.cli.client import instance_status
+from crossdock.cli.console import table_console
 from crossdock.cli.errors import FleetError
 from crossdock.cli.fleet import STOP_TIMEOUT_S, Fleet, stop_recorded
 from crossdock.cli.fleet_plan import FleetOptions
@@ -131,12 +132,15 @@ def _start(fleet: Fleet) -> None:
                 f"[green]ready[/] {service.instance_id:<10} {service.address:<21} "
                 f"pid {service.process.pid:<7} {seconds:5.1f} s{http}",
                 highlight=False,
+                soft_wrap=True,
             )
             spinner.update(f"{service.instance_id} serves, waiting for the others ...")
 
         fleet.start(on_ready)
     assert fleet.record is not None
-    console.print(f"fleet {fleet.name} serves {model.name}; logs in {fleet.directory}")
+    console.print(
+        f"fleet {fleet.name} serves {model.name}; logs in {fleet.directory}", soft_wrap=True
+    )
     # The one line on stdout is for scripts.
     typer.echo(fleet.record.router.address)
 
@@ -196,31 +200,33 @@ async def _ask(service: ServiceRecord) -> dict[str, Any]:
 
 
 def _print_status(record: FleetRecord, reports: list[dict[str, Any]]) -> None:
-    table = Table("service", "address", "state", "pid", "engine", "blocks", "requests", "restarts")
+    table = Table(box=SIMPLE_HEAD)
+    for header in ("service", "address", "state", "pid", "engine"):
+        table.add_column(header, overflow="fold")
+    for header in ("blocks", "running", "waiting", "restarts"):
+        table.add_column(header, justify="right")
     for report in reports:
-        answer = report["status"]
-        state = "serving" if report["serving"] else report["error"] or "not serving"
-        if answer.get("draining"):
-            state = "draining"
-        engine = role_blocks = requests = restarts = ""
-        if report["role"] != "router" and answer:
-            engine = str(answer["engine_pid"] or "")
-            role_blocks = (
-                f"{answer['num_blocks'] - answer['num_free_blocks']}/{answer['num_blocks']}"
-            )
-            requests = f"{answer['num_running']} running, {answer['num_waiting']} waiting"
-            restarts = str(answer["num_engine_restarts"])
-        style = "green" if report["serving"] else "red"
-        table.add_row(
-            report["instance_id"],
-            report["address"],
-            f"[{style}]{state}[/]",
-            str(report["pid"]),
-            engine,
-            role_blocks,
-            requests,
-            restarts,
-        )
-    console = Console()
-    console.print(f"fleet {record.name}, model {Path(record.model_directory).name}")
+        table.add_row(*_status_row(report))
+    console = table_console()
+    console.print(f"fleet {record.name}, model {record.model_directory.name}")
     console.print(table)
+
+
+def _status_row(report: dict[str, Any]) -> list[str]:
+    answer = report["status"]
+    state = "serving" if report["serving"] else report["error"] or "not serving"
+    if answer.get("draining"):
+        state = "draining"
+    style = "green" if report["serving"] else "red"
+    row = [report["instance_id"], report["address"], f"[{style}]{state}[/]", str(report["pid"])]
+    if report["role"] == "router" or not answer:
+        return row
+    num_used = answer["num_blocks"] - answer["num_free_blocks"]
+    return [
+        *row,
+        str(answer["engine_pid"] or ""),
+        f"{num_used}/{answer['num_blocks']}",
+        str(answer["num_running"]),
+        str(answer["num_waiting"]),
+        str(answer["num_engine_restarts"]),
+    ]

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from rich.table import Table
 
 from crossdock import models
+from crossdock.cli.console import table_console
 from crossdock.models import Dtype, ModelNotFetchedError
 
 app = typer.Typer(help="Models: fetch one by name, list what is there.", no_args_is_help=True)
@@ -34,7 +35,7 @@ def list_command() -> None:
         size = f"{entry.size_bytes / 1e6:.0f} MB" if entry.fetched else ""
         where = str(entry.path) if entry.fetched else "[dim]not fetched[/]"
         table.add_row(entry.name, entry.dtype, size, where)
-    Console().print(table)
+    table_console().print(table)
 
 
 def resolve_or_fetch(name_or_path: str) -> Path:

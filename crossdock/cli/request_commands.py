@@ -10,10 +10,10 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from crossdock.cli import fleet_record
 from crossdock.cli.client import Message, Outcome, RouterClient, SamplingOptions
+from crossdock.cli.console import table_console
 from crossdock.cli.errors import CliError
 from crossdock.cli.timings import timings_table
 from crossdock.errors import CrossdockError
@@ -73,7 +73,7 @@ def generate(
     if as_json:
         typer.echo(json.dumps(asdict(outcome), ensure_ascii=False))
     if timings:
-        Console(stderr=True).print(timings_table(outcome.timings, outcome.usage))
+        table_console(stderr=True).print(timings_table(outcome.timings, outcome.usage))
 
 
 def chat(
@@ -92,7 +92,7 @@ def chat(
     """Talk to the model: one question, or a conversation until Ctrl-D."""
     sampling = SamplingOptions(max_tokens, temperature, None, top_p, seed)
     router = address or fleet_record.find(name).router.address
-    console = Console(stderr=True)
+    console = table_console(stderr=True)
     turns = [Message("system", system)] if system else []
 
     async def answer(question: str) -> None:
