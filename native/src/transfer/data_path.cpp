@@ -10,32 +10,24 @@
 namespace crossdock {
 namespace {
 
-// Over shared memory a piece is a copy that holds the thread for its whole length (0.4 ms at
-// 10 GB/s); larger ones measured no faster.
-constexpr uint64_t kPieceBytesMax = 4u << 20;
-
 int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
              std::chrono::steady_clock::now().time_since_epoch())
       .count();
 }
 
-std::vector<CopySpan> cut(const std::vector<CopySpan>& spans) {
+std::vector<CopySpan> cut(const std::vector<CopySpan>& spans, uint64_t piece_bytes_max) {
   std::vector<CopySpan> pieces;
   for (const CopySpan& span : spans) {
-    for (uint64_t done = 0; done < span.length_bytes; done += kPieceBytesMax) {
+    for (uint64_t done = 0; done < span.length_bytes; done += piece_bytes_max) {
       pieces.push_back({span.local_offset + done, span.remote_offset + done,
-                        std::min(kPieceBytesMax, span.length_bytes - done)});
+                        std::min(piece_bytes_max, span.length_bytes - done)});
     }
   }
   return pieces;
 }
 
 }  // namespace
-
-void DataPath::open(const Target& target) { target_ = target; }
-
-void DataPath::post_probe() { add(Kind::kProbe, 0); }
 
 void DataPath::post_write(OperationId operation, const std::vector<CopySpan>& spans) {
   add_transfer(Kind::kWrite, operation, spans);
@@ -45,13 +37,13 @@ void DataPath::post_read(OperationId operation, const std::vector<CopySpan>& spa
   add_transfer(Kind::kRead, operation, spans);
 }
 
-void DataPath::post_fence(OperationId operation) { add(Kind::kFence, operation); }
-
 DataPath::Record& DataPath::add(Kind kind, OperationId operation) {
-  assert(!stopped_);
+  assert(link_ != nullptr && !stopped_);
   auto record = std::make_unique<Record>();
   record->kind = kind;
   record->operation = operation;
+  record->num_to_post = 1;
+  record->num_transfers = 1;
   Record* raw = record.get();
   records_.emplace(raw, std::move(record));
   queue_.push_back(raw);
@@ -60,109 +52,59 @@ DataPath::Record& DataPath::add(Kind kind, OperationId operation) {
 
 void DataPath::add_transfer(Kind kind, OperationId operation, const std::vector<CopySpan>& spans) {
   Record& record = add(kind, operation);
-  record.pieces = cut(merge_spans(spans));
-  if (!record.pieces.empty()) return;
+  const std::vector<CopySpan> merged = merge_spans(spans);
+  record.num_transfers = static_cast<uint32_t>(merged.size());
+  record.pieces = cut(merged, link_->piece_bytes_max());
+  record.num_to_post = record.pieces.size();
+  if (record.num_to_post != 0) return;
   queue_.pop_back();
   finish(record);
 }
 
 bool DataPath::can_pump() const {
-  if (target_.endpoint == nullptr || stopped_) return false;
-  if (!read_backs_.empty()) return true;
-  return !queue_.empty() && in_flight_bytes_ < in_flight_bytes_max_;
+  return link_ != nullptr && !stopped_ && !queue_.empty() &&
+         in_flight_bytes_ < in_flight_bytes_max_;
 }
 
 size_t DataPath::pump() {
   if (!can_pump()) return 0;
-  if (!read_backs_.empty()) {
-    Record& record = *read_backs_.front();
-    read_backs_.pop_front();
-    return post_fence_step(record);
-  }
   Record& record = *queue_.front();
   if (record.posted_ns == 0) record.posted_ns = now_ns();
-  if (record.kind == Kind::kFence || record.kind == Kind::kProbe) {
-    queue_.pop_front();
-    return post_fence_step(record);
+  const size_t index = record.num_posted++;
+  if (record.num_posted == record.num_to_post) queue_.pop_front();
+  const uint64_t token = next_token_++;
+  if (record.pieces.empty()) {
+    pieces_.emplace(token, Piece{&record, 0});
+    link_->fence(token);
+    return 1;
   }
-  return post_piece(record);
-}
-
-size_t DataPath::post_piece(Record& record) {
-  const CopySpan piece = record.pieces[record.next_piece++];
-  if (record.next_piece == record.pieces.size()) queue_.pop_front();
-  ++record.num_outstanding;
-  ++record.num_transfers;
-  in_flight_bytes_ += piece.length_bytes;
-  auto user = std::make_unique<Piece>(Piece{this, &record, piece.length_bytes});
-  ucp_request_param_t param{};
-  param.op_attr_mask =
-      UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_MEMH;
-  param.cb.send = on_complete;
-  param.user_data = user.get();
-  param.memh = target_.local_memory;
-  std::byte* local = target_.local_base + piece.local_offset;
-  const uint64_t remote = target_.remote_base + piece.remote_offset;
-  const auto post = record.kind == Kind::kWrite
-                        ? ucp_put_nbx(target_.endpoint, local, piece.length_bytes, remote,
-                                      target_.remote_key, &param)
-                        : ucp_get_nbx(target_.endpoint, local, piece.length_bytes, remote,
-                                      target_.remote_key, &param);
-  track(post, std::move(user));
-  return piece.length_bytes;
-}
-
-size_t DataPath::post_fence_step(Record& record) {
-  const bool flush = record.fence_step == FenceStep::kFlush;
-  record.fence_step = flush && target_.read_back ? FenceStep::kReadBack : FenceStep::kPosted;
-  ++record.num_outstanding;
-  ++record.num_transfers;
-  auto user = std::make_unique<Piece>(Piece{this, &record, 0});
-  ucp_request_param_t param{};
-  param.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;
-  param.cb.send = on_complete;
-  param.user_data = user.get();
-  if (flush) {
-    track(ucp_ep_flush_nbx(target_.endpoint, &param), std::move(user));
+  // Copied, since the record may be gone when the link returns.
+  const CopySpan span = record.pieces[index];
+  pieces_.emplace(token, Piece{&record, span.length_bytes});
+  in_flight_bytes_ += span.length_bytes;
+  if (record.kind == Kind::kWrite) {
+    link_->put(span, token);
   } else {
-    track(ucp_get_nbx(target_.endpoint, &record.read_back, 1, target_.remote_base,
-                      target_.remote_key, &param),
-          std::move(user));
+    link_->get(span, token);
   }
-  return 1;
+  return span.length_bytes;
 }
 
-void DataPath::track(ucs_status_ptr_t request, std::unique_ptr<Piece> piece) {
-  if (UCS_PTR_IS_PTR(request)) {
-    ++num_requests_;
-    (void)piece.release();  // on_complete deletes it
-  } else {
-    complete(*piece, UCS_PTR_STATUS(request));
-  }
-}
-
-void DataPath::on_complete(void* request, ucs_status_t status, void* user_data) {
-  std::unique_ptr<Piece> piece(static_cast<Piece*>(user_data));
-  ucp_request_free(request);
-  --piece->path->num_requests_;
-  piece->path->complete(*piece, status);
-}
-
-void DataPath::complete(const Piece& piece, ucs_status_t status) {
+void DataPath::on_piece(uint64_t token, ucs_status_t status) {
+  const auto found = pieces_.find(token);
+  assert(found != pieces_.end());
+  const Piece piece = found->second;
+  pieces_.erase(found);
   Record& record = *piece.record;
   in_flight_bytes_ -= piece.bytes;
-  --record.num_outstanding;
+  ++record.num_finished;
   if (status == UCS_OK) {
     record.bytes += piece.bytes;
   } else if (record.status.ok()) {
     record.status = status_of(status, "one-sided transfer");
   }
   if (stopped_) record.status = *stopped_;
-  if (record.fence_step == FenceStep::kReadBack && record.status.ok()) {
-    read_backs_.push_back(&record);
-  } else if (record.num_outstanding == 0 && record.next_piece == record.pieces.size()) {
-    finish(record);
-  }
+  if (record.num_finished == record.num_to_post) finish(record);
 }
 
 void DataPath::finish(Record& record) {
@@ -184,15 +126,12 @@ void DataPath::finish(Record& record) {
 void DataPath::stop(const Status& status) {
   if (stopped_) return;
   stopped_ = status;
-  for (Record* record : read_backs_) record->next_piece = record->pieces.size();
-  queue_.insert(queue_.end(), read_backs_.begin(), read_backs_.end());
-  read_backs_.clear();
-  for (Record* record : queue_) {
-    record->pieces.resize(record->next_piece);
+  for (Record* record : std::exchange(queue_, {})) {
     record->status = status;
-    if (record->num_outstanding == 0) finish(*record);
+    record->num_to_post = record->num_posted;
+    if (record->num_finished == record->num_to_post) finish(*record);
   }
-  queue_.clear();
+  if (link_ != nullptr) link_->close();
 }
 
 }  // namespace crossdock

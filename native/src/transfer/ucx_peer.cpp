@@ -7,8 +7,6 @@
 namespace crossdock {
 namespace {
 
-// From the first side's Connect to PeerReady: the fronts tell the two engines one after the other.
-constexpr auto kHandshakeMax = std::chrono::seconds(20);
 // A connection breaks a moment before the kernel reports that the process behind it has ended;
 // the event waits this long, so that it can say so.
 constexpr auto kProcessEndGrace = std::chrono::milliseconds(100);
@@ -36,7 +34,7 @@ Result<std::unique_ptr<UcxPeer>> UcxPeer::create(UcxFabric& fabric, const Connec
   if (!keys.ok()) return keys.status();
   std::unique_ptr<UcxPeer> peer(
       new UcxPeer(fabric, connect, std::move(address).value(), std::move(keys).value()));
-  peer->handshake_deadline_ = now + kHandshakeMax;
+  peer->handshake_deadline_ = now + std::chrono::milliseconds(fabric.config->handshake_timeout_ms);
   peer->shared_memory_ = peer->try_shared_memory();
   if (peer->shared_key_ == nullptr && !peer->network_offered_) {
     return Status(StatusCode::kFailedPrecondition, "no common transport: this side offers \"" +
@@ -238,9 +236,19 @@ void UcxPeer::on_wired(void* request, ucs_status_t status, void* user_data) {
   peer->wire_status_ = status_of(status, "wiring the data endpoint");
 }
 
-void UcxPeer::open_data_path() {
-  DataPath::Target target;
-  target.local_base = fabric_.network_memory->data();
+Status UcxPeer::open_link() {
+  const std::span<std::byte> segment(fabric_.network_memory->data(),
+                                     fabric_.network_memory->size());
+  if (transport_ == TransportKind::kTcp) {
+    frame_link_ = std::make_unique<FrameLink>(data_endpoint_, fabric_.self->epoch, incarnation_,
+                                              segment, data_path_);
+    data_path_.open(*frame_link_);
+    for (const FrameHeader& fence : early_fences_) frame_link_->on_frame(fence, {});
+    early_fences_.clear();
+    return {};
+  }
+  RdmaLink::Target target;
+  target.local_base = segment.data();
   target.remote_base = remote_.segment_address;
   if (transport_ == TransportKind::kSharedMemory) {
     target.endpoint = shared_endpoint_;
@@ -250,17 +258,51 @@ void UcxPeer::open_data_path() {
   } else {
     const ucs_status_t status =
         ucp_ep_rkey_unpack(data_endpoint_, keys_.network.data(), &data_key_);
-    if (status != UCS_OK) {
-      break_pair(status_of(status, "key of the peer's segment"), Clock::now());
-      return;
-    }
+    if (status != UCS_OK) return status_of(status, "key of the peer's segment");
     target.endpoint = data_endpoint_;
     target.remote_key = data_key_;
     target.local_memory = fabric_.network_memory->handle();
   }
-  data_path_.open(target);
+  rdma_link_ = std::make_unique<RdmaLink>(target, data_path_);
+  data_path_.open(*rdma_link_);
+  return {};
+}
+
+void UcxPeer::open_data_path() {
+  Status opened = open_link();
+  if (!opened.ok()) return break_pair(opened, Clock::now());
   data_path_.post_probe();
   probe_posted_ = true;
+}
+
+bool UcxPeer::can_pump() const {
+  if (frame_link_ != nullptr && frame_link_->can_pump()) return true;
+  if (rdma_link_ != nullptr && rdma_link_->can_pump()) return true;
+  return data_path_.can_pump();
+}
+
+size_t UcxPeer::pump() {
+  if (frame_link_ != nullptr && frame_link_->pump()) return 1;
+  if (rdma_link_ != nullptr && rdma_link_->pump()) return 1;
+  return data_path_.pump();
+}
+
+bool UcxPeer::link_quiet() const {
+  return (frame_link_ == nullptr || frame_link_->quiet()) &&
+         (rdma_link_ == nullptr || rdma_link_->quiet());
+}
+
+// A frame that comes before our own end is open cannot be: the peer posts nothing before it has
+// our `probed`, except the fence of its probe, which waits in early_fences_.
+void UcxPeer::on_frame(const FrameHeader& header, std::span<const std::byte> body) {
+  if (broken()) return;
+  if (frame_link_ == nullptr) {
+    const bool fence = header.kind == FrameKind::kFence && early_fences_.empty();
+    if (fence) early_fences_.push_back(header);
+    bad_frame_ |= !fence;
+    return;
+  }
+  bad_frame_ |= !frame_link_->on_frame(header, body);
 }
 
 void UcxPeer::advance_handshake(Clock::time_point now) {
@@ -281,8 +323,8 @@ void UcxPeer::advance_handshake(Clock::time_point now) {
   } else if (now >= handshake_deadline_) {
     break_pair(
         {StatusCode::kDeadlineExceeded, "the peer did not complete the handshake within " +
-                                            std::to_string(kHandshakeMax.count()) +
-                                            " s; is it running, and was it told to connect?"},
+                                            std::to_string(fabric_.config->handshake_timeout_ms) +
+                                            " ms; is it running, and was it told to connect?"},
         now);
   }
 }
@@ -351,7 +393,7 @@ bool UcxPeer::closes_done() {
   };
   std::erase_if(force_closes_, done);
   if (shared_close_ != nullptr && done(shared_close_)) shared_close_ = nullptr;
-  return force_closes_.empty() && shared_close_ == nullptr && data_path_.quiet() &&
+  return force_closes_.empty() && shared_close_ == nullptr && link_quiet() &&
          channel_.num_outstanding() == 0 && wire_ != Wire::kFlushing;
 }
 
@@ -361,6 +403,10 @@ bool UcxPeer::writes_stopped() {
 }
 
 bool UcxPeer::advance(Clock::time_point now) {
+  if (bad_frame_) {
+    break_pair({StatusCode::kInternal, "the peer's frames leave our segment or were not asked for"},
+               now);
+  }
   if (phase_ == Phase::kHandshake) advance_handshake(now);
   if (phase_ == Phase::kReady && !channel_.failure().ok()) break_pair(channel_.failure(), now);
   if (phase_ < Phase::kBroken) return false;

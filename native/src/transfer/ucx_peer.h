@@ -29,6 +29,7 @@
 #include "channel.h"
 #include "crossdock/transfer/transfer.h"
 #include "data_path.h"
+#include "frame_link.h"
 #include "liveness.h"
 #include "ucx_address.h"
 #include "ucx_worker.h"
@@ -75,12 +76,17 @@ class UcxPeer {
   // The accepted endpoint whose first message this is becomes ours.
   void adopt(ucp_ep_h endpoint, const InboundMessage& hello);
   void on_message(InboundMessage message);
+  // Within UCX's progress.
+  void on_frame(const FrameHeader& header, std::span<const std::byte> body);
   void on_endpoint_error(const Status& status);
   void on_closed_notice() { their_side_closed_ = true; }
   void check_process();
 
   // ---- operations ----
   DataPath& data() { return data_path_; }
+  // Posts the next piece of ours, or of what the peer has asked for. Returns its bytes or 0.
+  size_t pump();
+  bool can_pump() const;
   void notify(std::span<const std::byte> message);
   size_t num_messages_outstanding() const { return channel_.num_outstanding(); }
   void disconnect();
@@ -106,6 +112,8 @@ class UcxPeer {
   void begin_wiring();
   static void on_wired(void* request, ucs_status_t status, void* user_data);
   void open_data_path();
+  Status open_link();
+  bool link_quiet() const;
   void advance_handshake(Clock::time_point now);
   void become_ready();
   void break_pair(const Status& status, Clock::time_point now);
@@ -154,6 +162,10 @@ class UcxPeer {
 
   Channel channel_;
   DataPath data_path_;
+  std::unique_ptr<FrameLink> frame_link_;  // over tcp
+  std::unique_ptr<RdmaLink> rdma_link_;    // otherwise
+  std::vector<FrameHeader> early_fences_;
+  bool bad_frame_ = false;
 };
 
 }  // namespace crossdock

@@ -56,6 +56,10 @@ class UcxTransport : public Transport {
   static ucs_status_t on_message(void* user_data, const void* header, size_t header_bytes,
                                  void* body, size_t body_bytes, const ucp_am_recv_param_t* param);
 
+  static ucs_status_t on_frame(void* user_data, const void* header, size_t header_bytes, void* body,
+                               size_t body_bytes, const ucp_am_recv_param_t* param);
+  Status set_message_callback(unsigned id, ucp_am_recv_callback_t callback);
+
   bool progress();
   void handle_failed_endpoints();
   void handle_inbound();

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "ucx_transport.h"
 
@@ -54,6 +55,24 @@ ucs_status_t UcxTransport::on_message(void* user_data, const void* header, size_
   if (parse_message({static_cast<const std::byte*>(header), header_bytes},
                     {static_cast<const std::byte*>(body), body_bytes}, *param, message)) {
     self->inbound_.push_back(std::move(message));
+  } else {
+    ++self->num_dropped_messages_;
+  }
+  return UCS_OK;
+}
+
+ucs_status_t UcxTransport::on_frame(void* user_data, const void* header, size_t header_bytes,
+                                    void* body, size_t body_bytes,
+                                    const ucp_am_recv_param_t* param) {
+  auto* self = static_cast<UcxTransport*>(user_data);
+  FrameHeader frame;
+  UcxPeer* peer = nullptr;
+  if (header_bytes == sizeof frame && (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) == 0) {
+    std::memcpy(&frame, header, sizeof frame);
+    if (frame.magic == kFrameMagic) peer = self->find_peer(frame.sender_epoch, frame.incarnation);
+  }
+  if (peer != nullptr) {
+    peer->on_frame(frame, {static_cast<const std::byte*>(body), body_bytes});
   } else {
     ++self->num_dropped_messages_;
   }
@@ -174,7 +193,7 @@ void UcxTransport::pump() {
     auto next = peers_.upper_bound(last_pumped_);
     for (size_t i = 0; i < peers_.size() && pumped < kPumpBytesMax; ++i, ++next) {
       if (next == peers_.end()) next = peers_.begin();
-      const size_t bytes = next->second->data().pump();
+      const size_t bytes = next->second->pump();
       if (bytes == 0) continue;
       pumped += bytes;
       any = true;
@@ -187,7 +206,7 @@ bool UcxTransport::arm() {
   if (!events_.empty() || !inbound_.empty() || !failed_endpoints_.empty()) return false;
   auto deadline = Clock::time_point::max();
   for (const auto& [id, peer] : peers_) {
-    if (peer->data().can_pump() || peer->needs_shared_progress()) return false;
+    if (peer->can_pump() || peer->needs_shared_progress()) return false;
     deadline = std::min(deadline, peer->deadline());
   }
   for (const Accepted& accepted : accepted_) deadline = std::min(deadline, accepted.deadline);

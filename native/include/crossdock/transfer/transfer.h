@@ -138,6 +138,7 @@ struct TransportConfig {
   std::string bind_interface;
   uint16_t listen_port = 0;                  // of the handoff channel; 0: any free one
   uint64_t in_flight_bytes_max = 64u << 20;  // per peer
+  uint32_t handshake_timeout_ms = 20'000;    // from Connect to PeerReady, else PeerBroken
 };
 
 class Transport {

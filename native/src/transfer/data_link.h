@@ -1,0 +1,87 @@
+// How pieces of operations reach one peer: a link posts them, a sink hears of each exactly once.
+#pragma once
+
+#include <ucp/api/ucp.h>
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+
+#include "crossdock/transfer/transfer.h"
+
+namespace crossdock {
+
+class PieceSink {
+ public:
+  virtual ~PieceSink() = default;
+  // May be called from within the link's methods, and from within UCX's progress.
+  virtual void on_piece(uint64_t token, ucs_status_t status) = 0;
+};
+
+class DataLink {
+ public:
+  virtual ~DataLink() = default;
+
+  // The longest span that put and get take.
+  virtual uint64_t piece_bytes_max() const = 0;
+  virtual void put(const CopySpan& span, uint64_t token) = 0;
+  virtual void get(const CopySpan& span, uint64_t token) = 0;
+  // Done with OK only when every put before it has arrived.
+  virtual void fence(uint64_t token) = 0;
+
+  // Posts what the link itself has waiting. Returns whether it did.
+  virtual bool pump() = 0;
+  virtual bool can_pump() const = 0;
+  // Nothing is posted any more, and what only the peer could have ended ends now.
+  virtual void close() = 0;
+  // No UCX request of this link is outstanding.
+  virtual bool quiet() const = 0;
+};
+
+// Real one-sided puts and gets: shared memory, and verbs.
+class RdmaLink : public DataLink {
+ public:
+  struct Target {
+    ucp_ep_h endpoint = nullptr;
+    ucp_rkey_h remote_key = nullptr;
+    ucp_mem_h local_memory = nullptr;
+    std::byte* local_base = nullptr;
+    uint64_t remote_base = 0;
+    // Whether a fence reads one byte back after its flush. Over shared memory a put is a copy that
+    // has happened when it returns.
+    bool read_back = true;
+  };
+
+  RdmaLink(const Target& target, PieceSink& sink) : target_(target), sink_(sink) {}
+
+  uint64_t piece_bytes_max() const override;
+  void put(const CopySpan& span, uint64_t token) override { transfer(span, token, true); }
+  void get(const CopySpan& span, uint64_t token) override { transfer(span, token, false); }
+  void fence(uint64_t token) override;
+  bool pump() override;
+  bool can_pump() const override { return !read_backs_.empty(); }
+  void close() override;
+  bool quiet() const override { return num_requests_ == 0; }
+
+ private:
+  struct Posted {
+    RdmaLink* link = nullptr;
+    uint64_t token = 0;
+    bool flush_before_read_back = false;
+    std::byte read_back{};
+  };
+
+  void transfer(const CopySpan& span, uint64_t token, bool write);
+  static ucp_request_param_t param_for(Posted& posted);
+  void track(ucs_status_ptr_t request, std::unique_ptr<Posted> posted);
+  static void on_complete(void* request, ucs_status_t status, void* user_data);
+  void complete(const Posted& posted, ucs_status_t status);
+
+  const Target target_;
+  PieceSink& sink_;
+  std::deque<uint64_t> read_backs_;  // flushed fences whose byte is still to be read
+  size_t num_requests_ = 0;
+  bool closed_ = false;
+};
+
+}  // namespace crossdock
