@@ -1,0 +1,95 @@
+"""`python -m bench`: runs the benchmarks, prints a table, writes JSON lines to bench/out/."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+from rich.table import Table
+
+from bench import ttft
+from bench.figure import Figure, FigureError
+from bench.native_programs import ProgramError, find_programs, run_program
+from crossdock import models
+from crossdock.cli.console import table_console
+from crossdock.cli.errors import CliError
+
+NATIVE = ("handoff", "scheduler", "prefix", "engine")
+_OUT = Path(__file__).parent / "out"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--programs", type=Path, required=True, help="folder with bench_*")
+    parser.add_argument("--out", type=Path, default=_OUT, help="folder for the JSON lines")
+    parser.add_argument("names", nargs="*", default=[*NATIVE, "ttft"], help="which; all")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    programs = find_programs(arguments.programs)
+    figures: list[Figure] = []
+    failed = False
+    for name in arguments.names:
+        print(f"bench {name} ...", file=sys.stderr, flush=True)
+        try:
+            figures += _run(name, programs, arguments.out / f"{name}.jsonl")
+        except (ProgramError, FigureError, CliError) as error:
+            print(f"bench {name}: {error}", file=sys.stderr)
+            failed = True
+    table_console().print(_table(figures))
+    return 1 if failed else 0
+
+
+def _run(name: str, programs: dict[str, Path], out: Path) -> list[Figure]:
+    figures: list[Figure] = []
+    with out.open("w", encoding="utf-8") as file:
+        if name == "ttft":
+            for figure in asyncio.run(_collect_ttft()):
+                file.write(figure.to_line() + "\n")
+                figures.append(figure)
+            return figures
+        if name not in programs:
+            raise ProgramError(f"there is no program bench_{name}; found {sorted(programs)}")
+        for line, figure in run_program(programs[name], _arguments(name)):
+            file.write(line + "\n")
+            figures.append(figure)
+    return figures
+
+
+async def _collect_ttft() -> list[Figure]:
+    model = models.resolve(models.DEFAULT_MODEL)
+    return [figure async for figure in ttft.measure(model)]
+
+
+def _arguments(name: str) -> list[str]:
+    return ["--model", str(models.resolve(models.DEFAULT_MODEL))] if name == "engine" else []
+
+
+def _table(figures: list[Figure]) -> Table:
+    table = Table("bench", "case")
+    for header in ("value", "unit", "limit", "ratio", "wanted"):
+        table.add_column(header, justify="left" if header == "unit" else "right")
+    table.add_column("")
+    for figure in figures:
+        table.add_row(
+            figure.bench,
+            figure.case,
+            _number(figure.value),
+            figure.unit,
+            _number(figure.limit),
+            _number(figure.ratio),
+            _number(figure.wanted_ratio),
+            {None: "", True: "[green]met[/]", False: "[red]below[/]"}[figure.is_met],
+        )
+    return table
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.0f}" if abs(value) >= 1_000 else f"{value:.3g}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""One measured figure, as the benchmark programs print it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass
+
+# The share of its limit that a figure should reach, by the beginning of "bench case". Where the
+# limit is a goal in time itself, the ratio is goal over value and 1 is met.
+_WANTED = {
+    r"handoff .*shm.*\b(16|256) ?MiB": 0.9,
+    r"handoff .*shm.*\b1 ?MiB": 0.8,
+    r"handoff .*tcp": 0.97,
+    r"engine decode_attention": 0.6,
+    r"engine prefill_(512|2048)": 0.5,
+    r"engine decode_one_stream": 0.6,
+    r"(scheduler|prefix) ": 1.0,
+}
+
+
+class FigureError(ValueError):
+    """A line that a benchmark printed is not a figure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A value beside its limit; without a limit it stands for itself."""
+
+    bench: str
+    case: str
+    value: float
+    unit: str
+    limit: float | None = None
+    ratio: float | None = None
+
+    @classmethod
+    def from_line(cls, line: str) -> Figure:
+        """Reads a JSON line; fields beyond these, such as percentiles, stay in the file."""
+        try:
+            fields = json.loads(line)
+            limit, ratio = fields.get("limit"), fields.get("ratio")
+            return cls(
+                bench=str(fields["bench"]),
+                case=str(fields["case"]),
+                value=float(fields["value"]),
+                unit=str(fields["unit"]),
+                limit=None if limit is None else float(limit),
+                ratio=None if ratio is None else float(ratio),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise FigureError(f"not a figure: {line[:200]!r} ({error})") from error
+
+    def to_line(self) -> str:
+        return json.dumps(asdict(self))
+
+    @property
+    def wanted_ratio(self) -> float | None:
+        """What the ratio should reach; None where nothing is asked."""
+        if self.ratio is None:
+            return None
+        name = f"{self.bench} {self.case}"
+        return next((ratio for start, ratio in _WANTED.items() if re.match(start, name)), None)
+
+    @property
+    def is_met(self) -> bool | None:
+        """None where nothing is asked."""
+        if self.ratio is None or self.wanted_ratio is None:
+            return None
+        return self.ratio >= self.wanted_ratio
