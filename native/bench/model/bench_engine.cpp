@@ -20,7 +20,7 @@
 #include "crossdock/model/executor.h"
 #include "crossdock/sys/mapped_file.h"
 #include "crossdock/sys/thread_pool.h"
-#include "limits.h"
+#include "machine_limits.h"
 #include "random_model.h"
 
 namespace crossdock::bench {

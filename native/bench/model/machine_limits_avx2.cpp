@@ -1,7 +1,7 @@
-// The two loops of limits.cpp at the width of the AVX2 kernels.
+// The two loops of machine_limits.cpp at the width of the AVX2 kernels.
 #include <immintrin.h>
 
-#include "limits.h"
+#include "machine_limits.h"
 
 namespace crossdock::bench {
 namespace {
