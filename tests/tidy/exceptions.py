@@ -25,3 +25,18 @@ READS_ENVIRONMENT: dict[str, str] = {
 
 # "path:Name": reason. The type may carry one of the names that say nothing.
 VAGUE_NAMES: dict[str, str] = {}
+
+# path: reason. The file calls the operating system, though it is not in native/src/sys.
+CALLS_SYSTEM: dict[str, str] = {
+    "native/src/engine/link.cpp": "checks the descriptors that the front passed it",
+    "native/src/engine/log.cpp": "writes a line to stderr in one call, so that lines stay whole",
+    "native/src/engine/loop.cpp": "its thread sleeps on one epoll set of its own",
+    "native/src/engine/main.cpp": "composition root: signals, and the front's pidfd",
+    "native/src/transfer/liveness.cpp": "the end of a Unix socket is the peer's end",
+    "native/src/transfer/loopback.cpp": "its event descriptor stands in for UCX's",
+    "native/src/transfer/transfer_thread.cpp": "its thread sleeps on one epoll set of its own",
+    "native/src/transfer/ucx_address.h": "addresses of peers are sockaddr, as UCX takes them",
+    "native/src/transfer/ucx_transport.cpp": "arms UCX's wake-up descriptor and a timer",
+    "native/src/transfer/ucx_transport_poll.cpp": "arms UCX's wake-up descriptor and a timer",
+    "native/src/transfer/ucx_worker.cpp": "advises the kernel about a slab that UCX allocated",
+}
