@@ -22,7 +22,7 @@ from services.router.generation import Inference
 from services.router.http_server import HttpServer
 from services.router.live import LiveRequests
 from services.router.openai_http import make_app
-from services.router.poller import Poller
+from services.router.poller import BUSY_INTERVAL_S, Poller
 from services.router.prompting import Prompter
 from services.router.retry import Retry, RetryBounds
 from services.router.servicer import SERVICE_NAME, UNGATED_METHODS, InferenceServicer, register
@@ -34,14 +34,21 @@ _log = structlog.get_logger("router")
 class Router:
     """The router's parts, and the order in which they start and end."""
 
-    def __init__(self, settings: RouterSettings, instance_id: str) -> None:
+    def __init__(
+        self,
+        settings: RouterSettings,
+        instance_id: str,
+        report_interval_s: float = BUSY_INTERVAL_S,
+    ) -> None:
         self._settings = settings
         directory = resolve(settings.model)
         prompter = Prompter(Tokenizer.load(directory), ChatTemplate.load(directory))
         self._workers = GrpcWorkers(settings.prefill, settings.decode)
         self.fleet = Fleet(settings.prefill, settings.decode)
         self.live = LiveRequests(settings.max_requests)
-        self._poller = Poller(self.fleet, self._workers, is_busy=lambda: len(self.live) > 0)
+        self._poller = Poller(
+            self.fleet, self._workers, lambda: len(self.live) > 0, report_interval_s
+        )
         bounds = RetryBounds(settings.max_migrations, settings.instance_wait)
         retry = Retry(self.fleet, self._workers, self._poller, bounds)
         inference = Inference(directory.name, prompter, self.fleet, retry, self.live)

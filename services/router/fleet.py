@@ -1,7 +1,7 @@
 """What the router knows of the fleet: the last report of each instance, and our own load on it.
 
-Life of an instance here: unknown until its first good report; available while its reports are
-good; unavailable once it cannot be reached or failed an attempt, until its next good report.
+Life of an instance here: gone until its first good report, and whenever it cannot be asked; suspect
+once it failed an attempt. A good report clears both: it is news from after the failure.
 """
 
 from __future__ import annotations
@@ -20,15 +20,22 @@ LATE_REPORTS_MAX = 3
 class _Member:
     """One configured address."""
 
-    __slots__ = ("address", "failing", "in_flight_tokens", "num_late", "report", "role")
+    __slots__ = ("address", "gone", "in_flight_tokens", "num_late", "report", "role", "suspect")
 
     def __init__(self, role: Role, address: str) -> None:
         self.role = role
         self.address = address
         self.report: InstanceReport | None = None
-        self.failing = False
+        self.gone = True
+        self.suspect = False
         self.num_late = 0
         self.in_flight_tokens = 0
+
+    @property
+    def serves(self) -> bool:
+        """Ready and taking calls, as far as reports go."""
+        report = self.report
+        return report is not None and report.ready and not report.draining and not self.gone
 
 
 @contextmanager
@@ -53,7 +60,7 @@ class Fleet:
         """A good report: clears what we held against the instance."""
         member = self._member(role, address)
         member.report = report
-        member.failing = False
+        member.gone = member.suspect = False
         member.num_late = 0
 
     def record_late(self, role: Role, address: str) -> None:
@@ -61,23 +68,19 @@ class Fleet:
         member = self._member(role, address)
         member.num_late += 1
         if member.num_late >= LATE_REPORTS_MAX:
-            member.failing = True
+            member.gone = True
+
+    def record_gone(self, role: Role, address: str) -> None:
+        """The instance cannot be asked."""
+        self._member(role, address).gone = True
 
     def record_failure(self, role: Role, address: str) -> None:
-        """The instance cannot be reached, or it failed an attempt."""
-        self._member(role, address).failing = True
+        """The instance failed an attempt."""
+        self._member(role, address).suspect = True
 
     def is_settled(self) -> bool:
         """Every instance is ready and nothing is held against it."""
-        return all(
-            member.report is not None and member.report.ready and not member.failing
-            for member in self._members
-        )
-
-    def has_each_role(self) -> bool:
-        """At least one instance of every configured role can take a request."""
-        roles = {member.role for member in self._members}
-        return roles == {member.role for member in self._available()}
+        return all(member.serves and not member.suspect for member in self._members)
 
     def in_flight_tokens(self) -> int:
         """Our own load over all instances; 0 when nothing runs."""
@@ -93,9 +96,10 @@ class Fleet:
 
     def limits(self) -> Limits | None:
         """The bounds of requests now. None while no instance can take one."""
-        if not self.has_each_role():
+        serving = [member for member in self._members if member.serves]
+        if {member.role for member in serving} != {member.role for member in self._members}:
             return None
-        reports = [member.report for member in self._available() if member.report is not None]
+        reports = [member.report for member in serving if member.report is not None]
         pools = {
             role: [report.pool_tokens for report in reports if report.role == role] for role in Role
         }
@@ -132,23 +136,12 @@ class Fleet:
                 prefill_load.enter_context(_counted(prefill, prompt_tokens))
             yield prefill_load.close
 
-    def _available(self) -> list[_Member]:
-        return [
-            member
-            for member in self._members
-            if member.report is not None
-            and member.report.ready
-            and not member.report.draining
-            and not member.failing
-        ]
-
     def _candidates(self, role: Role) -> tuple[Candidate, ...]:
         return tuple(
             Candidate(
                 target=Target(member.report.instance_id, member.address, member.report.epoch),
-                ready=member.report.ready,
-                draining=member.report.draining,
-                failing=member.failing,
+                serves=member.serves,
+                suspect=member.suspect,
                 pool_tokens=member.report.pool_tokens,
                 queued_tokens=member.report.queued_tokens,
                 in_flight_tokens=member.in_flight_tokens,

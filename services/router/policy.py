@@ -14,12 +14,14 @@ from services.router.worker import Role, Target
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One instance as the policy sees it. `failing`: it failed us since its last good report."""
+    """One instance as the policy sees it.
+
+    `serves`: it is reached, ready and not draining. `suspect`: it failed us since it said so.
+    """
 
     target: Target
-    ready: bool
-    draining: bool
-    failing: bool
+    serves: bool
+    suspect: bool
     pool_tokens: int
     queued_tokens: int
     in_flight_tokens: int
@@ -54,7 +56,8 @@ class Placement:
 class VacancyCause(Enum):
     """Why no instance of a role can take the request."""
 
-    NONE_READY = "none is ready"
+    NONE_SERVES = "none is ready"
+    ALL_SUSPECT = "every ready one just failed"
     ALL_REFUSED = "every ready one refused"
     TOO_SMALL = "it fits none of the ready ones"
 
@@ -71,9 +74,14 @@ Filter = Callable[[Candidate, Demand], bool]
 Scorer = Callable[[Candidate], int]
 
 
-def is_available(candidate: Candidate, _demand: Demand) -> bool:
-    """Ready, taking calls, and not known to be failing."""
-    return candidate.ready and not candidate.draining and not candidate.failing
+def is_serving(candidate: Candidate, _demand: Demand) -> bool:
+    """Ready, and taking calls."""
+    return candidate.serves
+
+
+def is_trusted(candidate: Candidate, _demand: Demand) -> bool:
+    """Not failing since its last good report."""
+    return not candidate.suspect
 
 
 def has_not_refused(candidate: Candidate, demand: Demand) -> bool:
@@ -96,7 +104,6 @@ def token_load(candidate: Candidate) -> int:
     return candidate.in_flight_tokens + candidate.queued_tokens
 
 
-# In order of the cause that is reported when a filter leaves nobody.
 _FITS: dict[Role, Filter] = {Role.PREFILL: holds_prompt, Role.DECODE: holds_sequence}
 
 
@@ -115,9 +122,11 @@ def choose(
 ) -> Target | Vacancy:
     """One instance of a role, or why there is none."""
     left = list(candidates)
+    # In order of the cause that is told when a filter leaves nobody.
     for keep, cause in (
-        (is_available, VacancyCause.NONE_READY),
+        (is_serving, VacancyCause.NONE_SERVES),
         (_FITS[role], VacancyCause.TOO_SMALL),
+        (is_trusted, VacancyCause.ALL_SUSPECT),
         (has_not_refused, VacancyCause.ALL_REFUSED),
     ):
         left = [candidate for candidate in left if keep(candidate, demand)]

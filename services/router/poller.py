@@ -89,13 +89,13 @@ class Poller:
             if error.code is Code.DEADLINE_EXCEEDED:
                 self._fleet.record_late(role, address)
             else:
-                self._fleet.record_failure(role, address)
+                self._fleet.record_gone(role, address)
             _log.debug("no_report", role=role.value, address=address, error=error.message)
         else:
             if report.role == role.value:
                 self._fleet.record_report(role, address, report)
             else:
-                self._fleet.record_failure(role, address)
+                self._fleet.record_gone(role, address)
                 _log.error("wrong_role", address=address, expected=role.value, actual=report.role)
         self._news.set()
         self._news = asyncio.Event()

@@ -39,6 +39,8 @@ from services.router.worker import (
 
 HANDOFF_ID_BYTES: Final = 16
 RETRY_AFTER_S: Final = 1.0
+# A suspect's next report is at most a second away; it may be late.
+TRUST_WAIT_S: Final = 2.5
 # With the part that makes it unique, an id stays within the 128 bytes that workers take.
 _CALLER_ID_BYTES_MAX: Final = 96
 
@@ -160,9 +162,13 @@ class Retry:
     async def _place(
         self, job: Job, num_generated: int, excluded: set[str], loss: Loss | None
     ) -> Placement:
-        """Where the next attempt goes. Before a loss an answer is due at once; after one, the
-        caller has been promised more, so an instance that is away or full is waited for."""
+        """Where the next attempt goes.
+
+        Before a loss an answer is due at once, but that a suspect may be cleared in a moment. After
+        one the caller has been promised more: an instance that is away or full is waited for.
+        """
         loop = asyncio.get_running_loop()
+        trust_until_s = job.deadline.earlier(loop.time() + TRUST_WAIT_S)
         while True:
             demand = Demand(
                 prompt_tokens=len(job.prompt) + num_generated,
@@ -173,11 +179,15 @@ class Retry:
             if isinstance(found, Placement):
                 self._rotation += 1
                 return found
-            left_s = 0.0 if loss is None else loss.wait_until_s - loop.time()
+            until_s = loss.wait_until_s if loss is not None else 0.0
+            if found.cause is VacancyCause.ALL_SUSPECT:
+                until_s = max(until_s, trust_until_s)
+            left_s = until_s - loop.time()
             if left_s <= 0:
                 raise _vacancy_error(found) from (loss.error if loss else None)
             await self._reports.wait_news(left_s)
-            excluded.clear()
+            if loss is not None:
+                excluded.clear()
 
     def _wait_until(self, job: Job) -> float:
         now_s = asyncio.get_running_loop().time()

@@ -95,6 +95,7 @@ async def make_world(model_directory: Path) -> AsyncIterator[Callable[..., Any]]
                 **settings,
             ),
             "router-under-test",
+            report_interval_s=0.1,
         )
         address, http_address = await router.start()
         channel = open_channel(address)

@@ -221,6 +221,16 @@ async def test_decode_dies_on_every_attempt(make_world: MakeWorld) -> None:
     assert sum(len(fake.instance.requests) for fake in world.decode) == 3
 
 
+async def test_a_new_request_waits_for_the_word_of_a_suspect(world: World) -> None:
+    """One request's failure is no refusal for those that come within the next second."""
+    world.decode[0].scripts.append(DecodeScript(fail_after=3, error=engine_restarted("ended")))
+    first = asyncio.create_task(world.generate(**request()))
+    await until(lambda: world.router.fleet.snapshot().decode[0].suspect)
+    await assert_served(world, num_attempts=1)
+    assert ids_of(await first) == expected(20)
+    await world.assert_drained()
+
+
 async def test_after_a_loss_a_full_instance_is_waited_for(world: World) -> None:
     world.decode[0].scripts += [
         DecodeScript(fail_after=3, error=engine_restarted("ended")),

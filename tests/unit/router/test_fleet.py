@@ -65,18 +65,34 @@ def test_a_report_may_take_an_instance_away(report: InstanceReport) -> None:
 def test_a_failure_holds_until_the_next_good_report() -> None:
     fleet = make_fleet()
     fleet.record_failure(Role.DECODE, "d:1")
-    assert fleet.snapshot().decode[0].failing
+    assert fleet.snapshot().decode[0].suspect
     fleet.record_report(Role.DECODE, "d:1", DECODE)
-    assert not fleet.snapshot().decode[0].failing
+    assert not fleet.snapshot().decode[0].suspect
+
+
+def test_a_suspect_still_counts_for_the_limits() -> None:
+    fleet = make_fleet()
+    fleet.record_failure(Role.DECODE, "d:1")
+    assert fleet.limits() is not None
+    assert not fleet.is_settled()
+
+
+def test_an_instance_that_cannot_be_asked_is_gone_until_it_reports() -> None:
+    fleet = make_fleet()
+    fleet.record_gone(Role.DECODE, "d:1")
+    assert not fleet.snapshot().decode[0].serves
+    assert fleet.limits() is None
+    fleet.record_report(Role.DECODE, "d:1", DECODE)
+    assert fleet.snapshot().decode[0].serves
 
 
 def test_one_late_report_is_forgiven_many_are_not() -> None:
     fleet = make_fleet()
     for _ in range(LATE_REPORTS_MAX - 1):
         fleet.record_late(Role.DECODE, "d:1")
-    assert not fleet.snapshot().decode[0].failing
+    assert fleet.snapshot().decode[0].serves
     fleet.record_late(Role.DECODE, "d:1")
-    assert fleet.snapshot().decode[0].failing
+    assert not fleet.snapshot().decode[0].serves
 
 
 def test_load_is_counted_while_the_attempt_runs_and_released_on_every_way_out() -> None:

@@ -24,9 +24,8 @@ DEMAND = Demand(prompt_tokens=10, total_tokens=20)
 def candidate(name: str, **changes: object) -> Candidate:
     made = Candidate(
         target=Target(name, f"{name}:1", 7),
-        ready=True,
-        draining=False,
-        failing=False,
+        serves=True,
+        suspect=False,
         pool_tokens=1000,
         queued_tokens=0,
         in_flight_tokens=0,
@@ -62,9 +61,8 @@ def test_ties_go_round_by_name() -> None:
 
 def test_unfit_instances_are_left_out() -> None:
     unfit = [
-        candidate("a", ready=False),
-        candidate("b", draining=True),
-        candidate("c", failing=True),
+        candidate("a", serves=False),
+        candidate("c", suspect=True),
         candidate("d", pool_tokens=10),
     ]
     assert placed([*unfit, candidate("e")], [*unfit, candidate("f")]) == ("e", "f")
@@ -73,8 +71,9 @@ def test_unfit_instances_are_left_out() -> None:
 def test_vacancies_say_why() -> None:
     good = [candidate("x")]
     cases = [
-        ([], good, Role.PREFILL, VacancyCause.NONE_READY),
-        (good, [candidate("d", failing=True)], Role.DECODE, VacancyCause.NONE_READY),
+        ([], good, Role.PREFILL, VacancyCause.NONE_SERVES),
+        (good, [candidate("d", serves=False)], Role.DECODE, VacancyCause.NONE_SERVES),
+        (good, [candidate("d", suspect=True)], Role.DECODE, VacancyCause.ALL_SUSPECT),
         (good, [candidate("d", pool_tokens=19)], Role.DECODE, VacancyCause.TOO_SMALL),
         ([candidate("p", pool_tokens=10)], good, Role.PREFILL, VacancyCause.TOO_SMALL),
     ]
@@ -101,9 +100,8 @@ CANDIDATES = st.lists(
     st.builds(
         candidate,
         st.sampled_from("abcdef"),
-        ready=st.booleans(),
-        draining=st.booleans(),
-        failing=st.booleans(),
+        serves=st.booleans(),
+        suspect=st.booleans(),
         pool_tokens=st.integers(0, 40),
         queued_tokens=st.integers(0, 3),
         in_flight_tokens=st.integers(0, 3),
@@ -121,11 +119,7 @@ def test_a_placement_is_fit_least_loaded_and_blind_to_order(
     shuffled = list(decode)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     assert place(snapshot(prefill, shuffled), DEMAND, rotation) == found
-    fit = [
-        made
-        for made in decode
-        if made.ready and not made.draining and not made.failing and made.pool_tokens >= 20
-    ]
+    fit = [made for made in decode if made.serves and not made.suspect and made.pool_tokens >= 20]
     if isinstance(found, Placement):
         [chosen] = [made for made in fit if made.target == found.decode]
         load = chosen.in_flight_tokens + chosen.queued_tokens
