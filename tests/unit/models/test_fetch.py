@@ -186,7 +186,11 @@ def test_a_killed_fetch_leaves_no_model_and_the_next_cleans_up(
     assert visible(cache) == {"Tiny"}
 
 
-def test_a_fetch_waits_for_the_one_that_runs(cache: Path) -> None:
+def test_a_fetch_waits_for_the_one_that_runs(
+    cache: Path, tiny_wheel: TinyWheel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # The second fetch has nowhere to get the wheel from: it succeeds only by waiting.
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     cache.mkdir(parents=True)
     waiting = threading.Event()
     fetched: list[Path] = []
@@ -195,13 +199,16 @@ def test_a_fetch_waits_for_the_one_that_runs(cache: Path) -> None:
         if stage == "wait":
             waiting.set()
 
+    def second_fetch() -> None:
+        fetched.append(models.fetch("Tiny", progress=progress))
+
     with (cache / ".Tiny.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        second = threading.Thread(
-            target=lambda: fetched.append(models.fetch("Tiny", progress=progress))
-        )
+        second = threading.Thread(target=second_fetch)
         second.start()
         assert waiting.wait(WAIT_S)
-        assert not (cache / "Tiny").exists()
+        # Time for one that does not wait to see that the model is not there.
+        second.join(0.5)
+        shutil.copytree(tiny_wheel.original, cache / "Tiny")
     second.join(WAIT_S)
     assert fetched == [cache / "Tiny"]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors import deserialize
 from safetensors.numpy import load_file
@@ -38,6 +38,8 @@ def nearest_bf16(value: float) -> float:
     return float(low if distance_low < distance_high else high)
 
 
+@example(value=1 + 2**-8)  # Halfway: down to the even neighbour,
+@example(value=1 + 3 * 2**-8)  # and up to it.
 @given(value=st.floats(width=32, allow_nan=False, allow_infinity=False))
 def test_bf16_is_the_nearest(value: float) -> None:
     if abs(value) > 3.38e38:  # Where the sign of infinity would need its own rule above.

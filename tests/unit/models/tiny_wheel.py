@@ -97,13 +97,15 @@ def _add_tokenizer(writer: Any, original: Path, pre_tokenizer: str) -> None:
     tokenizer = json.loads((original / "tokenizer.json").read_text())
     config = json.loads((original / "tokenizer_config.json").read_text())
     vocabulary = tokenizer["model"]["vocab"]
-    tokens = sorted(vocabulary, key=vocabulary.get)
+    # The last token becomes two digits, which a tokenizer that cuts between digits never makes.
+    tokens = [*sorted(vocabulary, key=vocabulary.get)[:-1], "20"]
+    merges = [*tokenizer["model"]["merges"][:-1], ("2", "0")]
     special = {token["content"] for token in tokenizer["added_tokens"]}
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre_tokenizer)
     writer.add_token_list(tokens)
     writer.add_token_types([3 if token in special else 1 for token in tokens])
-    writer.add_token_merges([" ".join(merge) for merge in tokenizer["model"]["merges"]])
+    writer.add_token_merges([" ".join(merge) for merge in merges])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
