@@ -183,6 +183,8 @@ PeerProcess::PeerProcess(const std::string& transport, uint64_t segment_bytes, u
   if (process_id_ == 0) {
     ::dup2(in[0], STDIN_FILENO);
     ::dup2(out[1], STDOUT_FILENO);
+    // UCX's sockets survive an exec; a copy of one would keep a connection up that we close.
+    ::close_range(3, ~0u, 0);
     ::execl("/proc/self/exe", "peer", kArgument, transport.c_str(), bytes_text.c_str(),
             epoch_text.c_str(), nullptr);
     ::_exit(127);
