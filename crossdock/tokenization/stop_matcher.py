@@ -27,6 +27,7 @@ class StopMatcher:
             raise ValueError("a stop string must not be empty")
         # The longest first, so that of two that end together it is found first.
         self._automatons = [_Automaton(stop) for stop in sorted(set(stops), key=len, reverse=True)]
+        self._first_characters = frozenset(stop[0] for stop in stops)
         self._include = include_stop_str_in_output
         self._held = ""
         self._matched = False
@@ -35,7 +36,8 @@ class StopMatcher:
         """Takes the next text. After a match the rest of the text is dropped for good, and
         nothing may be pushed any more."""
         assert not self._matched, "the text has ended at a stop string"
-        if not self._automatons:
+        # Most text neither continues nor begins a stop string.
+        if not self._held and self._first_characters.isdisjoint(text):
             return StopPush(text, None)
         self._held += text
         start = len(self._held) - len(text)
