@@ -271,3 +271,95 @@ class EngineLink:
         """All events there are; leaves the wake-up armed, so the fd becomes readable again."""
     def progress(self) -> tuple[int, bool]:
         """The engine's progress counter, and whether it is inside a step."""
+
+class StatusError(Exception):
+    """An operating error of the core: args are the code (as gRPC's) and the message."""
+
+    args: tuple[int, str]
+
+class PeerReady:
+    peer_id: int
+    transport: str
+
+class PeerBroken:
+    peer_id: int
+    code: int
+    message: str
+    process_gone: bool
+
+class PeerClosed:
+    peer_id: int
+    writes_stopped: bool
+
+class Segment:
+    """A registered arena and its peers, for a process without an engine. Used by one thread."""
+
+    def __init__(
+        self,
+        *,
+        transport: str,
+        segment_bytes: int,
+        epoch: int,
+        huge_pages: bool = False,
+        bind_interface: str = "",
+    ) -> None: ...
+    @property
+    def descriptor(self) -> bytes: ...
+    @property
+    def event_fd(self) -> int:
+        """Readable while drain has something to return."""
+    def connect(self, *, peer_id: int, incarnation: int, descriptor: bytes) -> None: ...
+    def disconnect(self, peer_id: int) -> None: ...
+    def drain(self) -> list[PeerReady | PeerBroken | PeerClosed]: ...
+
+class SlotBlock:
+    hash_low: int
+    hash_high: int
+    slot: int
+    generation: int
+    checksum_low: int
+    checksum_high: int
+
+class BlockLease:
+    lease_id: int
+    blocks: list[SlotBlock]
+
+class BlockStoreStatistics:
+    num_free: int
+    num_writing: int
+    num_published: int
+    num_pinned: int
+    num_retired: int
+    num_quarantined: int
+    num_leases: int
+    hit_blocks: int
+    miss_blocks: int
+    reserved_blocks: int
+    published_blocks: int
+    abandoned_blocks: int
+    evicted_blocks: int
+    dropped_blocks: int
+    stale_drops: int
+    expired_leases: int
+    refused_reservations: int
+
+class BlockStore:
+    """The index of the DRAM tier. Chains are flat: low, high, low, high, ... Used by one thread."""
+
+    def __init__(self, *, num_blocks: int) -> None: ...
+    def match(self, chain: list[int]) -> int: ...
+    def acquire(
+        self, chain: list[int], *, owner_epoch: int, ttl_ticks: int, tick: int
+    ) -> BlockLease: ...
+    def reserve(
+        self, hashes: list[int], *, owner_epoch: int, ttl_ticks: int, tick: int
+    ) -> BlockLease: ...
+    def commit(self, lease_id: int, publications: list[int]) -> int:
+        """Publications are flat: low and high of the hash, low and high of the checksum, ..."""
+    def release(self, lease_id: int) -> bool: ...
+    def expire(self, tick: int) -> None: ...
+    def next_tick(self) -> int: ...
+    def revoke_owner(self, owner_epoch: int) -> None: ...
+    def owner_gone(self, owner_epoch: int) -> None: ...
+    def drop(self, hash_low: int, hash_high: int, generation: int) -> bool: ...
+    def statistics(self) -> BlockStoreStatistics: ...

@@ -6,4 +6,7 @@ NB_MODULE(_native, m) {
   crossdock::bind_commands(m);
   crossdock::bind_events(m);
   crossdock::bind_link(m);
+  crossdock::bind_status_error(m);
+  crossdock::bind_tiers(m);
+  crossdock::bind_transfer(m);
 }
