@@ -134,6 +134,11 @@ HandoffTable::HandoffTable(const HandoffConfig& config,
 HandoffTable::HandoffTable(const HandoffTable& other)
     : impl_(std::make_unique<Impl>(*other.impl_)) {}
 
+HandoffTable& HandoffTable::operator=(const HandoffTable& other) {
+  impl_ = std::make_unique<Impl>(*other.impl_);
+  return *this;
+}
+
 HandoffTable::~HandoffTable() = default;
 
 void HandoffTable::on(const HandoffEvent& event, uint64_t tick,
@@ -192,8 +197,10 @@ uint64_t HandoffTable::next_tick() const { return impl_->receivers.next_tick(); 
 
 std::string HandoffTable::describe() const {
   std::string text;
+  for (const uint64_t epoch : impl_->lost_epochs) text += "lost " + std::to_string(epoch) + "\n";
   for (const auto& [id, pair] : impl_->pairs.all()) {
-    text += "pair " + std::to_string(id) + " incarnation " + std::to_string(pair.incarnation) +
+    text += "pair " + std::to_string(id) + " epoch " + std::to_string(pair.peer_epoch) +
+            " incarnation " + std::to_string(pair.incarnation) +
             (pair.up       ? " up"
              : pair.closed ? " closed"
                            : " broken") +

@@ -354,15 +354,21 @@ void ReceiverTable::describe(std::string& text) const {
   for (const auto& [id, record] : live_) {
     text += "receiver " + to_string(id) + " state " +
             std::to_string(static_cast<int>(record.state)) + " attempt " +
-            std::to_string(record.key.attempt) + " pair " +
-            (record.has_pair ? std::to_string(record.pair) : "none") + " blocks " +
-            std::to_string(record.blocks.size()) + " deadline " +
+            std::to_string(record.key.attempt) + (record.expected ? " expected" : " unexpected") +
+            " from epoch " + std::to_string(record.peer_epoch) + " pair " +
+            (record.has_pair ? std::to_string(record.pair) : "none") + " tokens " +
+            std::to_string(record.num_prompt_tokens) + " choices " +
+            std::to_string(record.num_choices) + " blocks";
+    for (const BlockId block : record.blocks) text += " " + std::to_string(block);
+    text += " matched " + std::to_string(record.num_matched_blocks) + " deadline " +
             (record.deadline == UINT64_MAX ? "none" : std::to_string(record.deadline)) + "\n";
   }
   for (const auto* tombstones : {&ended_, &strangers_}) {
     for (const auto& [id, tombstone] : tombstones->all()) {
       text += "receiver " + to_string(id) + " ended as " +
-              std::to_string(static_cast<int>(tombstone.state)) + "\n";
+              std::to_string(static_cast<int>(tombstone.state)) + " attempt " +
+              std::to_string(tombstone.attempt) + " pair " +
+              (tombstone.has_pair ? std::to_string(tombstone.pair) : "none") + "\n";
     }
   }
 }

@@ -91,7 +91,7 @@ class ReceiverTable {
   template <typename Predicate>
   std::vector<HandoffId> select(Predicate predicate) const;
 
-  const HandoffConfig config_;
+  HandoffConfig config_;
   const receiver::Lifecycle* lifecycle_;
   std::map<HandoffId, Record> live_;
   std::set<std::pair<uint64_t, HandoffId>> deadlines_;

@@ -387,6 +387,14 @@ TEST(Receiver, LostPeerFailsExpectationsAtOnce) {
   EXPECT_EQ(before.on(expect()), "lost");
 }
 
+TEST(Receiver, OpenOfAPeerTakenForGoneIsRefusedAtOnce) {
+  Table d;
+  d.pair_up();
+  d.arrive(Open{kKey, kPromptTokens});
+  EXPECT_EQ(d.on(event::PeerLost{kPeerEpoch}), "send-refuse") << "it may live and wait";
+  EXPECT_EQ(d.on(expect()), "lost");
+}
+
 TEST(Receiver, PeerThatComesBackIsNoLongerLost) {
   Table d;
   d.on(event::PeerLost{kPeerEpoch});

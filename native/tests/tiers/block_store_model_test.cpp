@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <random>
 
@@ -202,6 +203,8 @@ class World {
     for (size_t i = 0; i < expected.size(); ++i) {
       const StoredBlock& block = got.value().blocks[i];
       ASSERT_EQ(block.key, content(expected[i]));
+      ASSERT_GT(block.generation, generations_[block.slot]) << "a use of a slot looks like another";
+      generations_[block.slot] = block.generation;
       lease.blocks.push_back({expected[i], block.slot, block.generation, 0, 0, false});
     }
     oracle_.leases.push_back(lease);
@@ -327,6 +330,7 @@ class World {
   std::mt19937_64 random_;
   std::optional<BlockStore> store_;
   Oracle oracle_;
+  std::array<uint64_t, kNumBlocks> generations_{};
   uint64_t tick_ = 0;
 };
 

@@ -213,7 +213,7 @@ class HandoffTable {
   HandoffTable(const HandoffConfig& config, const receiver::Lifecycle& receiver_lifecycle,
                const sender::Lifecycle& sender_lifecycle);
   HandoffTable(const HandoffTable& other);  // a copy that lives on by itself, for exploration
-  HandoffTable& operator=(const HandoffTable&) = delete;
+  HandoffTable& operator=(const HandoffTable& other);
   ~HandoffTable();
 
   // Appends the actions that follow, in order.
