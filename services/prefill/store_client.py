@@ -21,7 +21,7 @@ from crossdock.engine.client import Engine, StoreEvent
 from crossdock.engine.pair_client import Callee, PairDialer
 from crossdock.engine.peers import Pair
 from crossdock.engine.translation import digest_bytes, digest_words
-from crossdock.errors import CrossdockError
+from crossdock.errors import Code, CrossdockError, unreachable
 from crossdock.rpc.channel import open_channel
 from crossdock.rpc.status import from_rpc_error
 from services.prefill.circuit import Circuit
@@ -38,6 +38,8 @@ _BACKGROUND_S: Final = 2.0
 _LEASE_MS: Final = 30_000
 _PAUSE_MIN_S: Final = 1.0
 _PAUSE_MAX_S: Final = 30.0
+# Codes of a store that is better left alone for a while.
+_TROUBLE: Final = frozenset({Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.RESOURCE_EXHAUSTED})
 _RECONNECT_MIN_S: Final = 0.5
 _RECONNECT_MAX_S: Final = 10.0
 
@@ -82,6 +84,10 @@ class StoreClient:
         backoff_s = _RECONNECT_MIN_S
         callee = Callee(self._stub.Connect, self._address, store=True)
         while not engine.down:
+            # Connecting again tells the store that nothing of the former pair is in flight.
+            for former in [pair for pair in engine.peers if pair.store]:
+                engine.peers.disconnect(former, unreachable("connecting again"))
+                await former.wait_closed()
             try:
                 pair = await self._dialer.dial(engine, callee)
                 await pair.wait_ready(limits.PAIR_READY_MAX_S)
@@ -194,7 +200,10 @@ class StoreClient:
             reply = await method(request, timeout=timeout_s)
         except grpc.RpcError as rpc_error:
             error = from_rpc_error(rpc_error)
-            self._circuit.failed(asyncio.get_running_loop().time())
+            if error.code in _TROUBLE:
+                self._circuit.failed(asyncio.get_running_loop().time())
+            else:  # it answered, if only with a refusal
+                self._circuit.succeeded()
             _log.warning("store_call_failed", call=type(request).__name__, error=error.message)
             return None
         self._circuit.succeeded()

@@ -1,0 +1,66 @@
+"""The kvstore as a process: reads settings, wires, serves, drains."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+
+from crossdock import _native as native
+from crossdock.errors import Code, CrossdockError, Reason
+from crossdock.rpc.server import RpcServer
+from crossdock.rpc.serving import parse_settings, run_service
+from services.kvstore.config import KvStoreSettings
+from services.kvstore.servicer import NAME, UNGATED, KvStoreServicer, register
+from services.kvstore.store import Store
+from services.kvstore.tier import Tier
+
+
+class KvStoreService:
+    """The instance's parts, and the order in which they start and end."""
+
+    def __init__(self, settings: KvStoreSettings, instance_id: str) -> None:
+        self._settings = settings
+        epoch = secrets.randbits(64) | 1
+        memory_bytes = int(settings.memory)
+        segment = _segment(settings, memory_bytes, epoch)
+        self._server = RpcServer(instance_id, ungated=UNGATED)
+        gate = self._server.gate
+        self._store = Store(instance_id, epoch, segment, Tier(memory_bytes), lambda: gate.draining)
+        self._server.add(NAME, register(KvStoreServicer(self._store)))
+
+    async def start(self) -> str:
+        host = self._settings.host
+        port = await self._server.start(host, self._settings.port)
+        await self._server.set_serving(True)
+        return f"{host}:{port}"
+
+    async def drain(self) -> None:
+        await self._server.drain(self._settings.drain_timeout)
+        self._store.close()
+
+
+def _segment(settings: KvStoreSettings, memory_bytes: int, epoch: int) -> native.Segment:
+    try:
+        return native.Segment(
+            transport=settings.transport,
+            segment_bytes=memory_bytes,
+            epoch=epoch,
+            huge_pages=settings.huge_pages,
+            bind_interface=settings.bind_interface,
+        )
+    except native.StatusError as error:
+        code, message = error.args
+        raise CrossdockError(Code(code), message, Reason.NOT_READY) from error
+
+
+async def build(settings: KvStoreSettings, instance_id: str) -> KvStoreService:
+    return KvStoreService(settings, instance_id)
+
+
+def main() -> int:
+    settings = parse_settings(KvStoreSettings, "crossdock-kvstore", sys.argv[1:])
+    return run_service("kvstore", settings, build)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

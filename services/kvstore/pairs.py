@@ -1,0 +1,151 @@
+"""The store's side of its pairs with engines. It posts nothing itself: it lets them in and out.
+
+Life of a pair: lifecycle.PAIR_TRANSITIONS, driven by the segment's events instead of an engine's.
+What its end means for the engine's leases:
+
+1. The pair breaks (stream, transport): reads end, reservations are quarantined, since writes of the
+   engine may still land.
+2. Proof that none can: the segment says so at once (the endpoint is closed) or later (the process
+   is gone), or the same instance connects again, which its front does only once its engine closed
+   the former pair or is gone. The quarantine ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+import structlog
+
+from crossdock import _native as native
+from crossdock.engine.lifecycle import PairEvent, PairState
+from crossdock.engine.peers import Pair, PairTerms, Remote
+from crossdock.errors import CrossdockError, invalid_argument, unreachable
+from services.kvstore.tier import Tier
+
+_log = structlog.get_logger("services.kvstore.pairs")
+
+
+class Segment(Protocol):
+    """The slab as peers reach it. `native.Segment`, or a fake."""
+
+    @property
+    def descriptor(self) -> bytes: ...
+    @property
+    def event_fd(self) -> int: ...
+    def connect(self, *, peer_id: int, incarnation: int, descriptor: bytes) -> None: ...
+    def disconnect(self, peer_id: int) -> None: ...
+    def drain(self) -> list[native.PeerReady | native.PeerBroken | native.PeerClosed]: ...
+
+
+class StorePairs:
+    """All pairs of the store. Used on one event loop."""
+
+    def __init__(self, segment: Segment, tier: Tier) -> None:
+        self._segment = segment
+        self._tier = tier
+        self._pairs: dict[int, Pair] = {}
+        # Instances whose former engines are not proven silent: their epochs.
+        self._unproven: dict[str, set[int]] = {}
+        # Peers that are closed here while their writes may still land: their engine.
+        self._closed: dict[int, Remote] = {}
+        self._num_made = 0
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(segment.event_fd, self._on_events)
+
+    @property
+    def live(self) -> list[Pair]:
+        return list(self._pairs.values())
+
+    async def connect(self, remote: Remote, terms: PairTerms, close_max_s: float) -> Pair:
+        """Lets an engine in. A former pair with the same instance is closed first."""
+        try:
+            async with asyncio.timeout(close_max_s):
+                while (old := self._with_instance(remote.instance_id)) is not None:
+                    self.disconnect(old, unreachable(f"{remote.instance_id} connected again"))
+                    await old.wait_closed()
+        except TimeoutError:
+            raise unreachable(
+                f"the former pair with {remote.instance_id} is not closed yet; try again"
+            ) from None
+        self._forget(remote.instance_id)
+        self._tier.admit(remote.epoch, remote.block_stride_bytes, remote.instance_id)
+        self._num_made += 1
+        pair = Pair(self._num_made, remote, store=True)
+        try:
+            self._segment.connect(
+                peer_id=pair.peer_id, incarnation=terms.incarnation, descriptor=remote.descriptor
+            )
+        except native.StatusError as error:
+            self._tier.part(remote.epoch)
+            raise invalid_argument("endpoint.descriptor", error.args[1]) from error
+        self._pairs[pair.peer_id] = pair
+        return pair
+
+    def disconnect(self, pair: Pair, error: CrossdockError) -> None:
+        """Breaks a pair. Idempotent."""
+        if not pair.advance(PairEvent.BROKEN, error):
+            return
+        remote = pair.remote
+        self._unproven.setdefault(remote.instance_id, set()).add(remote.epoch)
+        self._tier.part(remote.epoch)
+        self._segment.disconnect(pair.peer_id)
+        _log.info("pair_ended", peer=remote.instance_id, error=error.message)
+
+    def close(self) -> None:
+        """The service ends."""
+        self._loop.remove_reader(self._segment.event_fd)
+
+    def _with_instance(self, instance_id: str) -> Pair | None:
+        for pair in self._pairs.values():
+            if pair.remote.instance_id == instance_id:
+                return pair
+        return None
+
+    def _on_events(self) -> None:
+        for event in self._segment.drain():
+            match event:
+                case native.PeerReady():
+                    self._on_ready(event)
+                case native.PeerBroken():
+                    pair = self._pairs.get(event.peer_id)
+                    if pair is not None:
+                        name = pair.remote.instance_id
+                        self.disconnect(pair, unreachable(f"pair with {name}: {event.message}"))
+                case native.PeerClosed():
+                    self._on_closed(event)
+
+    def _on_ready(self, event: native.PeerReady) -> None:
+        pair = self._pairs.get(event.peer_id)
+        if pair is not None:
+            pair.transport = event.transport
+            pair.advance(PairEvent.CONNECTED)
+            _log.info("pair_ready", peer=pair.remote.instance_id, transport=pair.transport)
+
+    def _on_closed(self, event: native.PeerClosed) -> None:
+        """Comes once more, with the proof, where the first one had none."""
+        pair = self._pairs.pop(event.peer_id, None)
+        if pair is not None:
+            assert pair.state is PairState.BREAKING, "the segment closes what it was told to"
+            pair.advance(PairEvent.CLOSED)
+            self._closed[event.peer_id] = pair.remote
+        remote = self._closed.get(event.peer_id)
+        if event.writes_stopped and remote is not None:
+            del self._closed[event.peer_id]
+            self._prove_silent(remote)
+
+    def _forget(self, instance_id: str) -> None:
+        """The instance connects again: what it did before is over, and later proof of that says
+        nothing about what it does from now on.
+        """
+        for epoch in self._unproven.pop(instance_id, set()):
+            self._tier.prove_silent(epoch)
+        for peer_id in [i for i, r in self._closed.items() if r.instance_id == instance_id]:
+            del self._closed[peer_id]
+
+    def _prove_silent(self, remote: Remote) -> None:
+        epochs = self._unproven.get(remote.instance_id, set())
+        epochs.discard(remote.epoch)
+        if not epochs:
+            self._unproven.pop(remote.instance_id, None)
+        self._tier.prove_silent(remote.epoch)

@@ -1,0 +1,128 @@
+"""The store: tier and pairs on one clock."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from crossdock.engine.peers import PairTerms, Remote
+from crossdock.errors import unreachable
+from services.kvstore.pairs import Segment, StorePairs
+from services.kvstore.tier import Hash, Lease, Tier
+
+_CLOSE_MAX_S: Final = 10.0
+_COUNTERS: Final = (
+    "hit_blocks",
+    "miss_blocks",
+    "reserved_blocks",
+    "published_blocks",
+    "abandoned_blocks",
+    "evicted_blocks",
+    "dropped_blocks",
+    "stale_drops",
+    "expired_leases",
+    "refused_reservations",
+)
+
+
+@dataclass
+class Facts:
+    """What a status reply says, by the names of its fields and counters."""
+
+    fields: dict[str, Any] = field(default_factory=dict)
+    counters: dict[str, int] = field(default_factory=dict)
+
+
+class Store:
+    """Used on one event loop. `is_draining` is asked for status replies."""
+
+    def __init__(
+        self,
+        instance_id: str,
+        epoch: int,
+        segment: Segment,
+        tier: Tier,
+        is_draining: Callable[[], bool],
+    ) -> None:
+        self.instance_id = instance_id
+        self.epoch = epoch
+        self.tier = tier
+        self.pairs = StorePairs(segment, tier)
+        self._segment = segment
+        self._is_draining = is_draining
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def descriptor(self) -> bytes:
+        return self._segment.descriptor
+
+    async def hold_pair(self, remote: Remote, terms: PairTerms) -> AsyncGenerator[None, None]:
+        """Yields once, when the engine may connect; the pair lives as long as the iteration."""
+        pair = await self.pairs.connect(remote, terms, _CLOSE_MAX_S)
+        try:
+            yield
+            await pair.wait_broken()
+            raise pair.failure()
+        finally:
+            self.pairs.disconnect(pair, unreachable(f"{remote.instance_id} ended the pair"))
+
+    def acquire(self, owner_epoch: int, chain: Sequence[Hash], ttl_ms: int) -> Lease:
+        """Pins the longest published prefix, for a time."""
+        self._expire()
+        lease = self.tier.acquire(owner_epoch, chain, ttl_ms, self._now_ms())
+        self._expire()
+        return lease
+
+    def reserve(self, owner_epoch: int, hashes: Sequence[Hash], ttl_ms: int) -> Lease:
+        """Places for absent blocks, for a time."""
+        self._expire()
+        lease = self.tier.reserve(owner_epoch, hashes, ttl_ms, self._now_ms())
+        self._expire()
+        return lease
+
+    def facts(self) -> Facts:
+        """The store as it is now."""
+        facts = Facts(
+            {
+                "instance_id": self.instance_id,
+                "epoch": self.epoch,
+                "draining": self._is_draining(),
+                "ready": not self._is_draining(),
+                "front_pid": os.getpid(),
+                "num_blocks": self.tier.num_slots,
+            }
+        )
+        statistics = self.tier.statistics()
+        if statistics is not None:
+            facts.fields |= {
+                "num_free_blocks": statistics.num_free,
+                "num_cached_blocks": statistics.num_published + statistics.num_retired,
+                "num_owned_blocks": statistics.num_writing,
+                "num_quarantined_blocks": statistics.num_quarantined,
+            }
+            facts.counters = {name: getattr(statistics, name) for name in _COUNTERS}
+            facts.counters["leases"] = statistics.num_leases
+            facts.counters["pinned_blocks"] = statistics.num_pinned
+        return facts
+
+    def close(self) -> None:
+        """Ends the watch over leases and pairs."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self.pairs.close()
+
+    def _now_ms(self) -> int:
+        return int(self._loop.time() * 1_000)
+
+    def _expire(self) -> None:
+        """Ends what is over, and sets the timer for the next lease that will be."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        following_ms = self.tier.expire(self._now_ms())
+        if following_ms is not None:
+            self._timer = self._loop.call_at(following_ms / 1_000 + 0.001, self._expire)
