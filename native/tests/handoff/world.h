@@ -39,6 +39,8 @@ struct WorldConfig {
   const sender::Lifecycle* sender_lifecycle = nullptr;
 };
 
+inline constexpr uint32_t kMessagesMax = 1000;  // of one queue, to number them all
+
 struct Move {
   enum class Kind : uint8_t {
     kExpect,
