@@ -46,7 +46,7 @@ def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_chunks(model: Path, **changes: object) -> FleetOptions:
     """Prompts take several steps, so that faults meet handoffs in every state."""
     arguments = {role: ["--token-budget", "128", "--verify-handoff"] for role in ("prefill", "decode")}
-    return FleetOptions(model, kv_memory=KV_MEMORY, arguments=arguments, **changes)  # type: ignore[arg-type]
+    return FleetOptions(model, kvstore=False, kv_memory=KV_MEMORY, arguments=arguments, **changes)  # type: ignore[arg-type]
 
 
 def counter(service: ServiceRecord, name: str) -> int:
@@ -101,7 +101,7 @@ def engine_of(role: str) -> Callable[[Fleet], int]:
 
 
 def front_of(role: str) -> Callable[[Fleet], int]:
-    return lambda fleet: services(fleet, role)[0].pid
+    return lambda fleet: services(fleet, role)[0].process.pid
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -164,7 +164,7 @@ def test_sigterm_drains(role: str, slow_model: Path, start_fleet: StartFleet) ->
                 caller.generate(PROMPT, sampling(200), on_message=lambda _: streaming.set())
             )
             await asyncio.wait_for(streaming.wait(), 60)
-            os.kill(service.pid, signal.SIGTERM)
+            os.kill(service.process.pid, signal.SIGTERM)
             refused = None
             while refused is None:
                 late = await outcome(caller, [9, *PROMPT], 1)
@@ -183,7 +183,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def test_an_idle_fleet_sleeps(tiny_model: Path, start_fleet: StartFleet) -> None:
-    fleet = start_fleet(FleetOptions(tiny_model, kv_memory=KV_MEMORY))
+    fleet = start_fleet(FleetOptions(tiny_model, kvstore=False, kv_memory=KV_MEMORY))
 
     async def warm_up() -> None:
         async with Caller(router_address(fleet)) as caller:
@@ -192,7 +192,7 @@ def test_an_idle_fleet_sleeps(tiny_model: Path, start_fleet: StartFleet) -> None
     asyncio.run(warm_up())
     wait_until_clean(fleet)
     assert fleet.record is not None
-    pids = [s.pid for s in fleet.record.services]
+    pids = [s.process.pid for s in fleet.record.services]
     pids += [status_of(service).engine_pid for service in engines(fleet)]
     time.sleep(2)  # What follows a request (write-back, closing channels) is not idleness.
     before = sum(map(cpu_seconds, pids))

@@ -144,7 +144,7 @@ void Engine::release(SequenceId id) {
   if (holds_reservation(id)) return;
   if (store_.cancel(id)) return;
   if (in_step_) {
-    to_release_.push_back(id);
+    to_release_.insert(id);
   } else {
     scheduler_.finish(id);
   }

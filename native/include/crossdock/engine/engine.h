@@ -11,6 +11,8 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -130,7 +132,8 @@ class Engine {
   std::vector<TokenResult> results_;
   std::vector<ChoiceState> choices_;     // beside results_
   std::vector<SequenceId> last_chunks_;  // sources whose prompt ends with this step
-  std::vector<SequenceId> to_release_;   // ended within the step
+  // Ended within the step. A set: a handoff that stops and finishes in one step releases twice.
+  std::set<SequenceId> to_release_;
   std::vector<TransferEvent> transfer_events_;
   link::Tokens tokens_;
   uint64_t num_steps_ = 0;
