@@ -14,6 +14,7 @@ struct Scratch {
   float* q;       // [row][head_dim], scaled
   float* scores;  // [row][kRunSlots], later the exponentials
   AttentionState run;
+  float* block;  // for the kernels: a block widened
 };
 
 Scratch carve(float* memory, uint32_t num_rows, uint32_t head_dim) {
@@ -21,6 +22,7 @@ Scratch carve(float* memory, uint32_t num_rows, uint32_t head_dim) {
   scratch.q = memory;
   scratch.scores = scratch.q + size_t{num_rows} * head_dim;
   scratch.run = attention_state(scratch.scores + size_t{num_rows} * kRunSlots, num_rows, head_dim);
+  scratch.block = scratch.run.sum + num_rows;
   return scratch;
 }
 
@@ -47,20 +49,33 @@ struct Run {
   uint32_t num_slots(uint32_t token) const {
     return std::min(kRunSlots, tile.first_position + token + 1 - first_slot);
   }
+  uint32_t num_blocks() const {
+    return (num_slots(tile.num_tokens - 1) + kSlotsPerBlock - 1) / kSlotsPerBlock;
+  }
   const std::byte* block(uint32_t index) const {
     return kv.slab + tile.block_table[first_slot / kSlotsPerBlock + index] * kv.block_stride;
   }
+  // K of the blocks in order, then V of the blocks in order: that is how memory is read.
+  const std::byte* part(uint32_t index) const {
+    const uint32_t n = num_blocks();
+    return index < n ? block(index) + kv.k_offset : block(index - n) + kv.v_offset;
+  }
+  KvBlock part_with_next(uint32_t index) const {
+    // Two parts ahead is far enough to hide the latency of memory and near enough to be in the
+    // second level still.
+    const uint32_t next = std::min(index + 2, 2 * num_blocks() - 1);
+    return {part(index), part(next), kv.type, kv.head_dim};
+  }
+  KvBlock k(uint32_t index) const { return part_with_next(index); }
+  KvBlock v(uint32_t index) const { return part_with_next(num_blocks() + index); }
 };
 
 void score_run(const Run& run) {
-  const uint32_t num_slots = run.num_slots(run.tile.num_tokens - 1);
-  const uint32_t num_blocks = (num_slots + kSlotsPerBlock - 1) / kSlotsPerBlock;
-  const uint32_t row = run.first_row();
+  const uint32_t row = run.first_row(), num_blocks = run.num_blocks();
   for (uint32_t b = 0; b < num_blocks; ++b) {
     run.kernels.scores({run.scratch.q + size_t{row} * run.kv.head_dim, run.tile.num_rows() - row,
-                        run.kv.head_dim, run.block(b) + run.kv.k_offset, run.kv.type,
-                        run.scratch.scores + size_t{row} * kRunSlots + b * kSlotsPerBlock,
-                        kRunSlots});
+                        run.k(b), run.scratch.scores + size_t{row} * kRunSlots + b * kSlotsPerBlock,
+                        kRunSlots, run.scratch.block});
   }
 }
 
@@ -74,32 +89,34 @@ void exponentiate_run(const Run& run) {
   }
 }
 
+// Slots of block `index` among the first num_slots of the run.
+uint32_t slots_in_block(uint32_t num_slots, uint32_t index) {
+  const uint32_t first = index * kSlotsPerBlock;
+  return num_slots <= first ? 0 : std::min(num_slots - first, kSlotsPerBlock);
+}
+
 // The slots that every row sees are summed for all rows at once; the few past them token by token,
 // so that no slot outside a row's own context enters its chain, not even times zero.
 void sum_run(const Run& run) {
-  const std::byte* v_blocks[kRunBlocks];
-  const uint32_t last_slots = run.num_slots(run.tile.num_tokens - 1);
-  for (uint32_t b = 0; b * kSlotsPerBlock < last_slots; ++b) {
-    v_blocks[b] = run.block(b) + run.kv.v_offset;
-  }
-  const uint32_t row = run.first_row();
-  WeightedSum sum{run.scratch.scores + size_t{row} * kRunSlots,
-                  kRunSlots,
-                  run.tile.num_rows() - row,
-                  run.kv.head_dim,
-                  v_blocks,
-                  run.kv.type,
-                  0,
-                  run.num_slots(run.first_token),
-                  run.scratch.run.values + size_t{row} * run.kv.head_dim};
-  run.kernels.weighted_sum(sum);
-  sum.slot_begin = sum.slot_end;
-  sum.num_rows = run.tile.group_heads;
-  for (uint32_t token = run.first_token; token < run.tile.num_tokens; ++token) {
-    sum.slot_end = run.num_slots(token);
-    if (sum.slot_end > sum.slot_begin) run.kernels.weighted_sum(sum);
-    sum.p += size_t{sum.num_rows} * kRunSlots;
-    sum.values += size_t{sum.num_rows} * run.kv.head_dim;
+  const uint32_t row = run.first_row(), num_blocks = run.num_blocks();
+  const uint32_t group = run.tile.group_heads, head_dim = run.kv.head_dim;
+  float* values = run.scratch.run.values + size_t{row} * head_dim;
+  std::fill_n(values, size_t{run.tile.num_rows() - row} * head_dim, 0.0f);
+  for (uint32_t b = 0; b < num_blocks; ++b) {
+    const float* p = run.scratch.scores + size_t{row} * kRunSlots + b * kSlotsPerBlock;
+    const uint32_t common = slots_in_block(run.num_slots(run.first_token), b);
+    WeightedSum sum{p,      kRunSlots, run.tile.num_rows() - row, run.v(b), 0,
+                    common, values,    run.scratch.block};
+    if (common > 0) run.kernels.weighted_sum(sum);
+    if (common == kSlotsPerBlock) continue;
+    sum.slot_begin = common;
+    sum.num_rows = group;
+    for (uint32_t token = run.first_token; token < run.tile.num_tokens; ++token) {
+      sum.slot_end = slots_in_block(run.num_slots(token), b);
+      if (sum.slot_end > common) run.kernels.weighted_sum(sum);
+      sum.p += size_t{group} * kRunSlots;
+      sum.values += size_t{group} * head_dim;
+    }
   }
 }
 
@@ -118,7 +135,8 @@ AttentionState attention_state(float* memory, uint32_t num_rows, uint32_t head_d
 }
 
 size_t attention_scratch_floats(uint32_t num_rows, uint32_t head_dim) {
-  return size_t{num_rows} * (head_dim + kRunSlots) + attention_state_floats(num_rows, head_dim);
+  return size_t{num_rows} * (head_dim + kRunSlots) + attention_state_floats(num_rows, head_dim) +
+         block_scratch_floats(head_dim);
 }
 
 void attend(const Kernels& kernels, const QueryTile& tile, const KvHead& kv, RunRange runs,

@@ -53,12 +53,13 @@ void product(const Product& job, uint32_t unit_begin, uint32_t unit_end, float* 
 }
 
 void scores(const Scores& job) {
+  const uint32_t head_dim = job.k.head_dim;
   for (uint32_t row = 0; row < job.num_rows; ++row) {
     for (uint32_t slot = 0; slot < kBlockSlots; ++slot) {
       float sum = 0.0f;
-      for (uint32_t dim = 0; dim < job.head_dim; ++dim) {
-        sum = std::fma(job.q[size_t{row} * job.head_dim + dim],
-                       element(job.k, job.type, size_t{dim} * kBlockSlots + slot), sum);
+      for (uint32_t dim = 0; dim < head_dim; ++dim) {
+        sum = std::fma(job.q[size_t{row} * head_dim + dim],
+                       element(job.k.bytes, job.k.type, size_t{dim} * kBlockSlots + slot), sum);
       }
       job.scores[row * job.scores_stride + slot] = sum;
     }
@@ -93,17 +94,14 @@ void softmax(float* scores, uint32_t num_slots, float* max, float* sum) {
 }
 
 void weighted_sum(const WeightedSum& job) {
+  const uint32_t head_dim = job.v.head_dim;
   for (uint32_t row = 0; row < job.num_rows; ++row) {
-    for (uint32_t dim = 0; dim < job.head_dim; ++dim) {
-      float& value = job.values[size_t{row} * job.head_dim + dim];
-      float sum = job.slot_begin == 0 ? 0.0f : value;
+    for (uint32_t dim = 0; dim < head_dim; ++dim) {
+      float& value = job.values[size_t{row} * head_dim + dim];
       for (uint32_t slot = job.slot_begin; slot < job.slot_end; ++slot) {
-        sum = std::fma(job.p[row * job.p_stride + slot],
-                       element(job.v_blocks[slot / kBlockSlots], job.type,
-                               size_t{slot % kBlockSlots} * job.head_dim + dim),
-                       sum);
+        value = std::fma(job.p[row * job.p_stride + slot],
+                         element(job.v.bytes, job.v.type, size_t{slot} * head_dim + dim), value);
       }
-      value = sum;
     }
   }
 }

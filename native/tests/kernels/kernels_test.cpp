@@ -96,17 +96,17 @@ TEST(Kernels, ScoresAndWeightedSumsAreTheReferencesBits) {
       const auto q = random_floats(size_t{rows} * head_dim, rows);
       const auto p = random_floats(size_t{rows} * 64, rows + 50);
       for (const auto type : {ElementType::kF32, ElementType::kBf16}) {
-        std::vector<float> scores[2], values[2];
+        std::vector<float> scores[2], values[2], scratch(block_scratch_floats(head_dim));
         const Kernels* variants[] = {&scalar_kernels(), &fastest()};
-        const std::byte* blocks[] = {block.bytes(type), second.bytes(type)};
+        const KvBlock kv{block.bytes(type), second.bytes(type), type, head_dim};
         for (int i = 0; i < 2; ++i) {
           scores[i].assign(rows * 40, 0.0f);
-          variants[i]->scores({q.data(), rows, head_dim, blocks[0], type, scores[i].data(), 40});
+          variants[i]->scores({q.data(), rows, kv, scores[i].data(), 40, scratch.data()});
           values[i].assign(rows * head_dim, 7.0f);
-          WeightedSum sum{p.data(), 64, rows, head_dim, blocks, type, 0, 45, values[i].data()};
+          WeightedSum sum{p.data(), 64, rows, kv, 0, 13, values[i].data(), scratch.data()};
           variants[i]->weighted_sum(sum);
-          sum.slot_begin = 45;
-          sum.slot_end = 61;
+          sum.slot_begin = 13;
+          sum.slot_end = 32;
           variants[i]->weighted_sum(sum);
         }
         EXPECT_TRUE(same_bits(scores[0], scores[1])) << head_dim << " dims, " << rows << " rows";

@@ -50,29 +50,39 @@ struct Product {
 // Floats of scratch that `product` needs for a depth.
 inline size_t product_scratch_floats(uint32_t depth) { return 2 * size_t{depth} * kPanelOutputs; }
 
+// One head's K or V of one block, for some query rows. `next` is what the caller reads after it, to
+// be fetched early (it is never dereferenced; without a next block, the block itself).
+struct KvBlock {
+  const std::byte* bytes = nullptr;
+  const std::byte* next = nullptr;
+  ElementType type = ElementType::kF32;
+  uint32_t head_dim = 0;  // a multiple of 8
+};
+
+// Floats of scratch that `scores` and `weighted_sum` need for a head_dim.
+inline size_t block_scratch_floats(uint32_t head_dim) { return size_t{head_dim} * 32; }
+
 // scores[row][slot] = chain over dim of q[row][dim] * k[dim][slot], for the 32 slots of a block.
 struct Scores {
   const float* q = nullptr;  // [row][head_dim]
   uint32_t num_rows = 0;
-  uint32_t head_dim = 0;  // a multiple of 8
-  const std::byte* k = nullptr;
-  ElementType type = ElementType::kF32;
+  KvBlock k;
   float* scores = nullptr;
   size_t scores_stride = 0;
+  float* scratch = nullptr;
 };
 
-// values[row][dim] continues a chain over slots of p[row][slot] * v[slot][dim], from slot_begin to
-// slot_end of a sequence of blocks. With slot_begin 0 the chain starts from zero.
+// values[row][dim] continues its chain over slots of p[row][slot] * v[slot][dim], from slot_begin
+// to slot_end of the block.
 struct WeightedSum {
   const float* p = nullptr;  // [row][p_stride], indexed by slot
   size_t p_stride = 0;
   uint32_t num_rows = 0;
-  uint32_t head_dim = 0;                       // a multiple of 8
-  const std::byte* const* v_blocks = nullptr;  // V of this head: [slot][head_dim], 32 slots a block
-  ElementType type = ElementType::kF32;
+  KvBlock v;
   uint32_t slot_begin = 0;
   uint32_t slot_end = 0;
   float* values = nullptr;  // [row][head_dim]
+  float* scratch = nullptr;
 };
 
 struct Kernels {
