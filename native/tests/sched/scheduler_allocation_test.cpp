@@ -10,13 +10,14 @@ namespace {
 uint64_t num_allocations = 0;
 }
 
-void* operator new(size_t size) {
+// Not inlined: a compiler that sees free() in a caller takes it for a mismatch with operator new.
+[[gnu::noinline]] void* operator new(size_t size) {
   ++num_allocations;
   if (void* memory = std::malloc(size)) return memory;
   throw std::bad_alloc();
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 
 namespace crossdock {
 namespace {

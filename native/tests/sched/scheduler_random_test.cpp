@@ -217,7 +217,7 @@ class Driver {
 
 TEST(SchedulerRandom, EverySequenceEndsWithItsTokens) {
   uint64_t num_preemptions = 0, num_revocations = 0, num_finished = 0;
-  for (uint64_t seed = 0; seed < 600; ++seed) {
+  for (uint64_t seed = 0; seed < 300; ++seed) {
     Driver driver(seed);
     driver.run();
     ASSERT_FALSE(HasFailure()) << "seed " << seed;
@@ -226,9 +226,9 @@ TEST(SchedulerRandom, EverySequenceEndsWithItsTokens) {
     num_finished += driver.world().num_finished();
   }
   // The worlds must be tight enough to mean something.
-  EXPECT_GT(num_preemptions, 1000u);
-  EXPECT_GT(num_revocations, 200u);
-  EXPECT_GT(num_finished, 20'000u);
+  EXPECT_GT(num_preemptions, 500u);
+  EXPECT_GT(num_revocations, 100u);
+  EXPECT_GT(num_finished, 10'000u);
 }
 
 }  // namespace

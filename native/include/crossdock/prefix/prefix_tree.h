@@ -54,7 +54,7 @@ class PrefixTree {
  private:
   static constexpr uint32_t kNone = UINT32_MAX;
   static constexpr uint32_t kRunBlocks = 16;
-  static constexpr uint32_t kSlabNodes = 256;
+  static constexpr uint32_t kSlabNodes = 64;
 
   // When a path was used last: by tick, and within a tick in the order of the actions.
   struct Use {
