@@ -24,7 +24,8 @@ class DataLink {
 
   // The longest span that put and get take.
   virtual uint64_t piece_bytes_max() const = 0;
-  virtual void put(const CopySpan& span, uint64_t token) = 0;
+  // `bulk`: the span is part of an operation of at least kBulkBytesMin.
+  virtual void put(const CopySpan& span, uint64_t token, bool bulk) = 0;
   virtual void get(const CopySpan& span, uint64_t token) = 0;
   // Done with OK only when every put before it has arrived.
   virtual void fence(uint64_t token) = 0;
@@ -38,7 +39,28 @@ class DataLink {
   virtual bool quiet() const = 0;
 };
 
-// Real one-sided puts and gets: shared memory, and verbs.
+// Copies into the peer's segment, which is mapped here: everything has happened when it returns.
+class SharedMemoryLink : public DataLink {
+ public:
+  SharedMemoryLink(std::byte* local_base, std::byte* remote_base, PieceSink& sink)
+      : local_base_(local_base), remote_base_(remote_base), sink_(sink) {}
+
+  uint64_t piece_bytes_max() const override;
+  void put(const CopySpan& span, uint64_t token, bool bulk) override;
+  void get(const CopySpan& span, uint64_t token) override;
+  void fence(uint64_t token) override { sink_.on_piece(token, UCS_OK); }
+  bool pump() override { return false; }
+  bool can_pump() const override { return false; }
+  void close() override {}
+  bool quiet() const override { return true; }
+
+ private:
+  std::byte* const local_base_;
+  std::byte* const remote_base_;
+  PieceSink& sink_;
+};
+
+// One-sided puts and gets of the network card.
 class RdmaLink : public DataLink {
  public:
   struct Target {
@@ -47,15 +69,12 @@ class RdmaLink : public DataLink {
     ucp_mem_h local_memory = nullptr;
     std::byte* local_base = nullptr;
     uint64_t remote_base = 0;
-    // Whether a fence reads one byte back after its flush. Over shared memory a put is a copy that
-    // has happened when it returns.
-    bool read_back = true;
   };
 
   RdmaLink(const Target& target, PieceSink& sink) : target_(target), sink_(sink) {}
 
   uint64_t piece_bytes_max() const override;
-  void put(const CopySpan& span, uint64_t token) override { transfer(span, token, true); }
+  void put(const CopySpan& span, uint64_t token, bool) override { transfer(span, token, true); }
   void get(const CopySpan& span, uint64_t token) override { transfer(span, token, false); }
   void fence(uint64_t token) override;
   bool pump() override;

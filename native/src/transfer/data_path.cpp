@@ -4,6 +4,7 @@
 #include <cassert>
 #include <chrono>
 
+#include "bulk_copy.h"
 #include "spans.h"
 #include "ucx_worker.h"
 
@@ -54,6 +55,7 @@ void DataPath::add_transfer(Kind kind, OperationId operation, const std::vector<
   Record& record = add(kind, operation);
   const std::vector<CopySpan> merged = merge_spans(spans);
   record.num_transfers = static_cast<uint32_t>(merged.size());
+  record.bulk = total_bytes(merged) >= kBulkBytesMin;
   record.pieces = cut(merged, link_->piece_bytes_max());
   record.num_to_post = record.pieces.size();
   if (record.num_to_post != 0) return;
@@ -80,10 +82,11 @@ size_t DataPath::pump() {
   }
   // Copied, since the record may be gone when the link returns.
   const CopySpan span = record.pieces[index];
+  const bool bulk = record.bulk;
   pieces_.emplace(token, Piece{&record, span.length_bytes});
   in_flight_bytes_ += span.length_bytes;
   if (record.kind == Kind::kWrite) {
-    link_->put(span, token);
+    link_->put(span, token, bulk);
   } else {
     link_->get(span, token);
   }

@@ -57,6 +57,7 @@ class DataPath : public PieceSink {
     size_t num_to_post = 0;
     size_t num_finished = 0;
     uint64_t bytes = 0;
+    bool bulk = false;
     uint32_t num_transfers = 0;  // after merging, before cutting
     int64_t posted_ns = 0;
     Status status;

@@ -23,7 +23,7 @@ bool inside(uint64_t offset, uint64_t length, uint64_t bytes) {
 
 uint64_t FrameLink::piece_bytes_max() const { return kFrameBytesMax; }
 
-void FrameLink::put(const CopySpan& span, uint64_t token) {
+void FrameLink::put(const CopySpan& span, uint64_t token, bool) {
   FrameHeader header;
   header.kind = FrameKind::kWrite;
   header.offset = span.remote_offset;

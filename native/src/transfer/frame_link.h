@@ -53,7 +53,7 @@ class FrameLink : public DataLink {
         sink_(sink) {}
 
   uint64_t piece_bytes_max() const override;
-  void put(const CopySpan& span, uint64_t token) override;
+  void put(const CopySpan& span, uint64_t token, bool bulk) override;
   void get(const CopySpan& span, uint64_t token) override;
   void fence(uint64_t token) override;
   bool pump() override;

@@ -128,6 +128,7 @@ Status UcxPeer::map_shared_memory() {
     return status_of(status, "mapping the peer's segment");
   }
   shared_key_ = key;
+  shared_mapping_ = static_cast<std::byte*>(mapped);
   return {};
 }
 
@@ -247,24 +248,18 @@ Status UcxPeer::open_link() {
     early_fences_.clear();
     return {};
   }
-  RdmaLink::Target target;
-  target.local_base = segment.data();
-  target.remote_base = remote_.segment_address;
   if (transport_ == TransportKind::kSharedMemory) {
-    target.endpoint = shared_endpoint_;
-    target.remote_key = shared_key_;
-    target.local_memory = fabric_.shared_memory->handle();
-    target.read_back = false;
+    other_link_ = std::make_unique<SharedMemoryLink>(segment.data(), shared_mapping_, data_path_);
   } else {
     const ucs_status_t status =
         ucp_ep_rkey_unpack(data_endpoint_, keys_.network.data(), &data_key_);
     if (status != UCS_OK) return status_of(status, "key of the peer's segment");
-    target.endpoint = data_endpoint_;
-    target.remote_key = data_key_;
-    target.local_memory = fabric_.network_memory->handle();
+    other_link_ = std::make_unique<RdmaLink>(
+        RdmaLink::Target{data_endpoint_, data_key_, fabric_.network_memory->handle(),
+                         segment.data(), remote_.segment_address},
+        data_path_);
   }
-  rdma_link_ = std::make_unique<RdmaLink>(target, data_path_);
-  data_path_.open(*rdma_link_);
+  data_path_.open(*other_link_);
   return {};
 }
 
@@ -275,21 +270,17 @@ void UcxPeer::open_data_path() {
   probe_posted_ = true;
 }
 
+DataLink* UcxPeer::link() const {
+  return frame_link_ != nullptr ? frame_link_.get() : other_link_.get();
+}
+
 bool UcxPeer::can_pump() const {
-  if (frame_link_ != nullptr && frame_link_->can_pump()) return true;
-  if (rdma_link_ != nullptr && rdma_link_->can_pump()) return true;
-  return data_path_.can_pump();
+  return (link() != nullptr && link()->can_pump()) || data_path_.can_pump();
 }
 
 size_t UcxPeer::pump() {
-  if (frame_link_ != nullptr && frame_link_->pump()) return 1;
-  if (rdma_link_ != nullptr && rdma_link_->pump()) return 1;
+  if (link() != nullptr && link()->pump()) return 1;
   return data_path_.pump();
-}
-
-bool UcxPeer::link_quiet() const {
-  return (frame_link_ == nullptr || frame_link_->quiet()) &&
-         (rdma_link_ == nullptr || rdma_link_->quiet());
 }
 
 // A frame that comes before our own end is open cannot be: the peer posts nothing before it has
@@ -393,8 +384,9 @@ bool UcxPeer::closes_done() {
   };
   std::erase_if(force_closes_, done);
   if (shared_close_ != nullptr && done(shared_close_)) shared_close_ = nullptr;
-  return force_closes_.empty() && shared_close_ == nullptr && link_quiet() &&
-         channel_.num_outstanding() == 0 && wire_ != Wire::kFlushing;
+  return force_closes_.empty() && shared_close_ == nullptr &&
+         (link() == nullptr || link()->quiet()) && channel_.num_outstanding() == 0 &&
+         wire_ != Wire::kFlushing;
 }
 
 bool UcxPeer::writes_stopped() {

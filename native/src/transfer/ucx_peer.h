@@ -113,7 +113,7 @@ class UcxPeer {
   static void on_wired(void* request, ucs_status_t status, void* user_data);
   void open_data_path();
   Status open_link();
-  bool link_quiet() const;
+  DataLink* link() const;
   void advance_handshake(Clock::time_point now);
   void become_ready();
   void break_pair(const Status& status, Clock::time_point now);
@@ -149,6 +149,7 @@ class UcxPeer {
   ucp_rkey_h data_key_ = nullptr;
   ucp_ep_h shared_endpoint_ = nullptr;
   ucp_rkey_h shared_key_ = nullptr;
+  std::byte* shared_mapping_ = nullptr;  // the peer's segment, here
   Wire wire_ = Wire::kNone;
   Status wire_status_;
   uint64_t next_sequence_in_ = 0;
@@ -163,7 +164,7 @@ class UcxPeer {
   Channel channel_;
   DataPath data_path_;
   std::unique_ptr<FrameLink> frame_link_;  // over tcp
-  std::unique_ptr<RdmaLink> rdma_link_;    // otherwise
+  std::unique_ptr<DataLink> other_link_;   // otherwise
   std::vector<FrameHeader> early_fences_;
   bool bad_frame_ = false;
 };

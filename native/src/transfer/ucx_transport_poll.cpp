@@ -85,8 +85,9 @@ bool UcxTransport::poll(std::vector<TransferEvent>& events) {
   bool busy = progress();
   handle_failed_endpoints();
   handle_inbound();
-  if (!busy || ++num_polls_ % kPollsBetweenLooks == 0) handle_liveness();
   pump();
+  busy |= !events_.empty();
+  if (!busy || ++num_polls_ % kPollsBetweenLooks == 0) handle_liveness();
   const auto now = Clock::now();
   std::erase_if(peers_, [&](auto& entry) { return entry.second->advance(now); });
   drop_unclaimed(now);

@@ -1,0 +1,1 @@
+crossdock_bench(bench_handoff SOURCES bench/transfer/handoff_bench.cpp LINKS crossdock_transfer)
