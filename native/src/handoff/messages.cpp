@@ -149,8 +149,12 @@ Result<HandoffMessage> decode_handoff(std::span<const std::byte> bytes) {
   if (kind == kind_of<Open>()) {
     message = Open{key, reader.get<uint32_t>()};
   } else if (kind == kind_of<GrantBlocks>()) {
-    GrantBlocks grant{key, reader.get<uint32_t>(), reader.get_vector<BlockId>()};
-    if (grant.blocks.size() > kHandoffBlocksMax) return malformed("too many blocks");
+    GrantBlocks grant{key, reader.get<uint32_t>(), {}};
+    const size_t num_blocks = reader.get<uint32_t>();
+    if (num_blocks > kHandoffBlocksMax) return malformed("too many blocks");
+    const auto raw = reader.get_raw(num_blocks * sizeof(BlockId));
+    grant.blocks.resize(raw.size() / sizeof(BlockId));
+    if (!raw.empty()) std::memcpy(grant.blocks.data(), raw.data(), raw.size());
     message = std::move(grant);
   } else if (kind == kind_of<Revoke>()) {
     message = Revoke{key};
