@@ -6,7 +6,11 @@ set -eu
 crossdock=$1/crossdock
 name=demo-$$
 "$crossdock" up --detach --name "$name" >/dev/null
-trap '"$crossdock" down --name "$name"' EXIT
+end() {
+  "$crossdock" down --name "$name" &&
+    rm -rf "${XDG_RUNTIME_DIR:-$HOME/.cache}/crossdock/fleets/$name"
+}
+trap end EXIT
 trap 'exit 130' INT TERM
 echo
 echo "> $2"
