@@ -1,3 +1,11 @@
+crossdock_test(transfer_spans_test SOURCES tests/transfer/spans_test.cpp LINKS crossdock_transfer)
+crossdock_test(transfer_descriptor_test SOURCES tests/transfer/descriptor_test.cpp
+  LINKS crossdock_transfer)
+crossdock_test(transfer_loopback_test SOURCES tests/transfer/loopback_test.cpp
+  LINKS crossdock_transfer)
+crossdock_test(transfer_links_test SOURCES tests/transfer/links_test.cpp LINKS crossdock_transfer)
+crossdock_test(transfer_thread_test SOURCES tests/transfer/transfer_thread_test.cpp
+  LINKS crossdock_transfer)
 crossdock_test(transfer_ucx_transport_test SOURCES tests/transfer/ucx_transport_test.cpp
   LINKS crossdock_transfer)
 crossdock_test(transfer_processes_test
