@@ -156,7 +156,7 @@ void Scheduler::Impl::leave_reserved(Sequence& s) {
   --num_reserved;
   if (s.revoking) {
     --num_revoking;
-    num_revoking_blocks -= s.num_unmatched();
+    num_revoking_blocks -= static_cast<uint32_t>(s.unmatched().size());
   }
   s.revoking = false;
 }
@@ -280,10 +280,8 @@ void Scheduler::quarantine(SequenceId id) {
   Sequence& s = impl_->slots[impl_->slot_of(id)];
   impl_->leave_reserved(s);
   s.state = SequenceState::kQuarantined;
-  for (uint32_t i = 0; i < s.num_matched; ++i) impl_->pool.unreference(s.table[i]);
-  s.table.erase(s.table.begin(), s.table.begin() + s.num_matched);
-  for (const BlockId block : s.table) impl_->pool.quarantine(block);
-  s.num_matched = s.num_published = 0;
+  // The peer may be reading the matched blocks, too; they stay referenced.
+  for (const BlockId block : s.unmatched()) impl_->pool.quarantine(block);
   impl_->changed = true;
 }
 
@@ -291,8 +289,8 @@ void Scheduler::end_quarantine(SequenceId id) {
   const uint32_t slot = impl_->slot_of(id);
   Sequence& s = impl_->slots[slot];
   assert(s.state == SequenceState::kQuarantined);
-  for (const BlockId block : s.table) impl_->pool.release_quarantined(block);
-  s.table.clear();
+  for (const BlockId block : s.unmatched()) impl_->pool.release_quarantined(block);
+  s.table.resize(s.num_matched);
   s.living = false;
   impl_->slot_by_id.erase(id);
   impl_->close_slot(slot);

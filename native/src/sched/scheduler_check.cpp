@@ -14,8 +14,6 @@ void require(bool condition, const char* what, uint64_t subject) {
   std::abort();
 }
 
-bool holds_references(const Sequence& s) { return s.state != SequenceState::kQuarantined; }
-
 }  // namespace
 
 void Scheduler::Impl::check_sequences() const {
@@ -47,11 +45,11 @@ void Scheduler::Impl::check_sequences() const {
       case SequenceState::kReserved:
         require(s.table.size() == blocks_for(s.num_prompt), "a grant lacks blocks", s.id);
         num_revoked += s.revoking;
-        num_revoked_blocks += s.revoking ? s.num_unmatched() : 0;
+        num_revoked_blocks += s.revoking ? static_cast<uint32_t>(s.unmatched().size()) : 0;
         break;
       case SequenceState::kQuarantined:
-        num_quarantined_blocks += static_cast<uint32_t>(s.table.size());
-        for (const BlockId block : s.table) {
+        num_quarantined_blocks += static_cast<uint32_t>(s.unmatched().size());
+        for (const BlockId block : s.unmatched()) {
           require(pool.state(block) == BlockState::kQuarantined, "a block left quarantine", block);
         }
         break;
@@ -105,9 +103,7 @@ void Scheduler::Impl::check_counts() const {
 
 void Scheduler::check() const {
   std::vector<std::span<const BlockId>> tables;
-  for (const Sequence& s : impl_->slots) {
-    if (holds_references(s)) tables.emplace_back(s.table);
-  }
+  for (const Sequence& s : impl_->slots) tables.push_back(s.referenced());
   std::vector<BlockId> pinned;
   for (BlockId block = 0; block < impl_->pins.size(); ++block) {
     pinned.insert(pinned.end(), impl_->pins[block], block);

@@ -123,7 +123,7 @@ void Scheduler::Impl::revoke_newest_grant() {
   }
   newest->revoking = true;
   ++num_revoking;
-  num_revoking_blocks += newest->num_unmatched();
+  num_revoking_blocks += static_cast<uint32_t>(newest->unmatched().size());
   plan.revoke.push_back(newest->id);
   has_revoked = true;
 }
@@ -131,7 +131,7 @@ void Scheduler::Impl::revoke_newest_grant() {
 uint32_t Scheduler::Impl::newest_preemptable() const {
   for (size_t i = running.size(); i-- > 0;) {
     const Sequence& s = slots[running[i]];
-    if (s.can_grow() && !s.ended && !s.in_plan) return running[i];
+    if (s.can_grow() && !s.ended) return running[i];
   }
   return kNoSlot;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "crossdock/sched/scheduler.h"
@@ -44,7 +45,12 @@ struct alignas(64) Sequence {
   uint32_t num_tokens() const { return static_cast<uint32_t>(tokens.size()); }
   // Blocks that a match may cover: the last known token is always computed, for its logits.
   uint32_t num_matchable() const { return (num_tokens() - 1) / kBlockTokens; }
-  uint32_t num_unmatched() const { return static_cast<uint32_t>(table.size()) - num_matched; }
+  std::span<const BlockId> unmatched() const { return std::span(table).subspan(num_matched); }
+  // The blocks that it holds references of: a quarantine took over the others.
+  std::span<const BlockId> referenced() const {
+    return std::span(table).first(living && state == SequenceState::kQuarantined ? num_matched
+                                                                                 : table.size());
+  }
   bool is_runnable() const { return state == SequenceState::kRunning && !ended; }
   bool is_decode() const {
     return is_runnable() && num_computed + 1 == num_tokens() && num_tokens() > num_prompt;

@@ -243,6 +243,22 @@ TEST_F(SchedulerTest, PreemptsTheNewestAndKeepsItsTokens) {
   EXPECT_EQ(s().num_cached_tokens(2), 0u) << "what it recomputes or finds again is no cache hit";
 }
 
+TEST_F(SchedulerTest, PreemptsAtMostOneAStep) {
+  make({.num_blocks = 8, .context_tokens_max = 256});
+  for (const SequenceId id : {1, 2, 3, 4}) {
+    ASSERT_TRUE(submit(id, ramp(31, 100 * static_cast<int32_t>(id)), 90).ok());
+  }
+  steps(34);  // each holds two full blocks, and all lack their third
+  ASSERT_EQ(s().num_computed(4), 64u);
+  StepPlan plan = step();
+  EXPECT_EQ(plan.preempted, Ids{4});
+  EXPECT_EQ(ids_of(plan), (Ids{1, 2})) << "its two blocks serve two";
+  EXPECT_EQ(s().state(3), SequenceState::kRunning);
+  plan = step();
+  EXPECT_EQ(plan.preempted, Ids{3});
+  EXPECT_EQ(ids_of(plan), (Ids{1, 2}));
+}
+
 TEST_F(SchedulerTest, AGrantLeavesABlockForEveryRunningSequence) {
   make({.num_blocks = 8, .context_tokens_max = 256});
   ASSERT_TRUE(submit(1, ramp(20), 100).ok());
@@ -299,15 +315,17 @@ TEST_F(SchedulerTest, QuarantinedBlocksAreNobodysUntilItEnds) {
   s().quarantine(1);
   s().check();
   EXPECT_EQ(s().state(1), SequenceState::kQuarantined);
-  EXPECT_EQ(s().pool().num_quarantined(), 3u) << "the matched block is nobody's to write";
+  EXPECT_EQ(s().pool().num_quarantined(), 3u) << "the matched block is not written";
+  EXPECT_EQ(s().pool().num_cached_unreferenced(), 0u) << "but the peer may still read it";
   EXPECT_TRUE(says(reserve(2, ramp(5), 5).status(), StatusCode::kResourceExhausted, "quarantine"));
   ASSERT_TRUE(submit(3, ramp(150, 300), 5).ok());
-  EXPECT_EQ(ids_of(step()), Ids{3}) << "it evicts the cached block";
-  EXPECT_EQ(s().pool().num_free(), 0u);
+  EXPECT_TRUE(step().empty()) << "4 are free, and the cached one is not to be evicted";
   s().end_quarantine(1);
   s().check();
   EXPECT_FALSE(s().contains(1));
-  EXPECT_EQ(s().pool().num_free(), 3u);
+  EXPECT_EQ(s().pool().num_free(), 7u);
+  EXPECT_EQ(s().pool().num_cached_unreferenced(), 1u);
+  EXPECT_EQ(ids_of(step()), Ids{3});
   EXPECT_TRUE(reserve(2, ramp(5), 5).ok());
 }
 
@@ -324,6 +342,7 @@ TEST_F(SchedulerTest, RevokesTheNewestGrantOneAtATime) {
   EXPECT_TRUE(plan.empty());
   EXPECT_EQ(plan.revoke, Ids{3});
   EXPECT_TRUE(plan.preempted.empty());
+  EXPECT_TRUE(step().revoke.empty()) << "one block is coming, and one is needed";
   finish(3);  // refused by the peer before any write: its block is free at once
   steps(32);
   EXPECT_EQ(s().num_computed(1), 160u);
@@ -357,6 +376,21 @@ TEST_F(SchedulerTest, BlocksOnTheirWayBackSpareTheNewest) {
   plan = step();  // now both lack one, and nothing makes progress
   EXPECT_EQ(plan.preempted, Ids{2});
   EXPECT_EQ(ids_of(plan), Ids{1});
+}
+
+TEST_F(SchedulerTest, WhatAPreemptionFreesGoesToThoseThatStalledBefore) {
+  make({.num_blocks = 8, .context_tokens_max = 256});
+  for (const SequenceId id : {1, 2, 3}) {
+    ASSERT_TRUE(submit(id, ramp(31, 100 * static_cast<int32_t>(id)), 90).ok());
+  }
+  step();
+  ASSERT_TRUE(reserve(4, ramp(5, 400), 5).ok());  // leaves 4: one for each
+  steps(33);
+  ASSERT_EQ(s().pool().num_free(), 1u);
+  const StepPlan plan = step();
+  EXPECT_EQ(plan.revoke, Ids{4}) << "1 took the last block; the grant's is for 2";
+  EXPECT_EQ(plan.preempted, Ids{3}) << "and for 3 there is none";
+  EXPECT_EQ(ids_of(plan), (Ids{1, 2})) << "2 need not wait for the grant any more";
 }
 
 TEST_F(SchedulerTest, AStalledDecodeWaitsForARevokedGrantWhileOthersRun) {

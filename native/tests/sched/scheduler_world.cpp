@@ -137,6 +137,8 @@ void SchedulerWorld::quarantine(SequenceId id) {
 
 void SchedulerWorld::end_quarantine(SequenceId id) {
   write_grant(id, true);  // the last that may land
+  const Request& request = requests_.at(id);
+  expect_kv(request.prompt, request.granted, request.num_matched * kBlockTokens);
   scheduler_.end_quarantine(id);
   requests_.erase(id);
   check();

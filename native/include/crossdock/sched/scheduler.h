@@ -121,7 +121,8 @@ class Scheduler {
   // The prompt's bytes are all in and the first token is known: the target runs from here.
   void activate(SequenceId id, int32_t first_token, uint64_t tick);
   // A reserved target ends while writes to it may still land: its unmatched blocks are
-  // quarantined until end_quarantine frees them.
+  // quarantined until end_quarantine frees them. Until then its matched blocks stay referenced,
+  // since the peer may still be reading them.
   void quarantine(SequenceId id);
   void end_quarantine(SequenceId id);
 
