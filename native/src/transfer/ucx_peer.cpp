@@ -185,7 +185,11 @@ void UcxPeer::handle_in_order(const InboundMessage& message) {
       }
       choose_transport();
       break;
-    case MessageKind::kProbed: probed_received_ = true; break;
+    case MessageKind::kProbed:
+      // Ready at once, so that a message right behind this one finds the peer ready.
+      probed_received_ = true;
+      if (probed_sent_) become_ready();
+      break;
     case MessageKind::kMessage:
       fabric_.events->emplace_back(MessageArrived{id_, message.body});
       break;
@@ -310,7 +314,7 @@ void UcxPeer::advance_handshake(Clock::time_point now) {
     channel_.send(channel_endpoint_, MessageKind::kProbed, false, {});
   }
   if (probed_sent_ && probed_received_) {
-    become_ready();
+    if (!ready()) become_ready();
   } else if (now >= handshake_deadline_) {
     break_pair(
         {StatusCode::kDeadlineExceeded, "the peer did not complete the handshake within " +
