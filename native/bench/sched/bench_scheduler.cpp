@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <random>
 #include <string>
 #include <vector>
@@ -42,6 +43,7 @@ class SchedulerBench {
         root_(root_hash("salt", Fingerprint{}, "", "bench")) {}
 
   void decode() {
+    max_new_tokens_ = 0;  // none ends
     for (uint32_t i = 0; i < num_running_; ++i) {
       // Their lengths differ, so that in each step a 32nd of them crosses into a new block.
       submit(kPromptTokens - 16 + static_cast<uint32_t>(random_() % 32), 4000);
@@ -72,6 +74,11 @@ class SchedulerBench {
     for (uint32_t i = 0; i < kSteps; ++i) {
       before();
       steps.push_back(step());
+      if (last_num_entries_ != num_running_) {
+        std::fprintf(stderr, "%s: %u sequences in the step, not %u\n", name, last_num_entries_,
+                     num_running_);
+        std::abort();
+      }
     }
     const double goal = num_running_ == 64    ? 10
                         : num_running_ == 256 ? 30
@@ -139,9 +146,6 @@ class SchedulerBench {
   std::vector<TokenResult> results_;
   std::vector<SequenceId> ended_;
   std::vector<uint32_t> num_generated_;  // by slot
-
- public:
-  void never_end() { max_new_tokens_ = 0; }
 };
 
 }  // namespace
@@ -150,9 +154,7 @@ class SchedulerBench {
 int main() {
   using crossdock::SchedulerBench;
   for (const uint32_t n : {64u, 256u, 512u, 1024u}) {
-    SchedulerBench decode(n, crossdock::kLargePoolBlocks);
-    decode.never_end();
-    decode.decode();
+    SchedulerBench(n, crossdock::kLargePoolBlocks).decode();
     SchedulerBench(n, crossdock::kLargePoolBlocks).mixed("mixed");
     const uint32_t num_used = n * (crossdock::kPromptTokens + n / 2 + 64) / 32;
     SchedulerBench(n, num_used * 5 / 4).mixed("mixed, evicting");

@@ -151,6 +151,22 @@ TEST_F(SchedulerTest, ALoneDecodeWaitsForWhatOthersHold) {
   EXPECT_EQ(ids_of(step()), Ids{1});
 }
 
+TEST_F(SchedulerTest, ALoneDecodeWaitsForPinnedBlocks) {
+  make({.num_blocks = 4, .context_tokens_max = 128});
+  ASSERT_TRUE(submit(2, ramp(64, 200), 1).ok());
+  step();
+  const std::vector<BlockId> pinned(s().block_table(2).begin(), s().block_table(2).end());
+  s().pin(pinned);
+  finish(2);
+  ASSERT_TRUE(submit(1, ramp(31), 90).ok());
+  steps(34);
+  ASSERT_EQ(s().num_computed(1), 64u);
+  const StepPlan plan = step();
+  EXPECT_TRUE(plan.empty() && plan.preempted.empty());
+  s().unpin(pinned);
+  EXPECT_EQ(ids_of(step()), Ids{1});
+}
+
 TEST_F(SchedulerTest, NobodyIsAdmittedWhileADecodeLacksABlock) {
   make({.num_blocks = 4, .context_tokens_max = 128});
   ASSERT_TRUE(submit(1, ramp(31), 90).ok());

@@ -35,7 +35,7 @@ enum class SequenceState : uint8_t { kWaiting, kLoading, kRunning, kHeld, kReser
 struct SchedulerConfig {
   uint32_t num_blocks = 0;
   uint32_t token_budget = 2048;       // T: tokens of one step
-  uint32_t num_sequences_max = 1024;  // running at once
+  uint32_t num_sequences_max = 1024;  // running, loading or reserved; at most token_budget
   uint32_t context_tokens_max = 0;    // of the model
   // The tree's eviction: from the high watermark of the pool in use down to the low one.
   double high_watermark = 0.88;
@@ -150,7 +150,7 @@ class Scheduler {
 
   uint32_t num_running() const;
   uint32_t num_waiting() const;
-  bool idle() const;  // nothing to plan
+  bool idle() const;  // a plan would do nothing before the next event
   const BlockPool& pool() const;
   const PrefixTree& tree() const;
   // Takes one more reference on these blocks, held by the caller (a write-back to an outer tier).
