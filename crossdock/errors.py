@@ -54,6 +54,7 @@ class Reason(StrEnum):
 
 
 ERROR_DOMAIN: Final = "crossdock"
+_EXCERPT_CHARACTERS_MAX: Final = 64
 
 # The HTTP status of each code, as the OpenAI-compatible surface answers it.
 HTTP_STATUS: Final[dict[Code, int]] = {
@@ -104,6 +105,12 @@ class CrossdockError(Exception):
 
     def __repr__(self) -> str:
         return f"CrossdockError({self.code.name}, {self.message!r}, {self.reason})"
+
+
+def excerpt(text: str) -> str:
+    """What an error may repeat of a caller's text: bounded, and with an encoding in UTF-8."""
+    shown = text if len(text) <= _EXCERPT_CHARACTERS_MAX else text[:_EXCERPT_CHARACTERS_MAX] + "..."
+    return shown.encode("utf-8", errors="replace").decode("utf-8")
 
 
 def invalid_argument(field: str, message: str) -> CrossdockError:

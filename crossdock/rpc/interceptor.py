@@ -17,6 +17,7 @@ import structlog
 
 from crossdock.errors import CrossdockError, internal
 from crossdock.rpc.gate import CallGate
+from crossdock.rpc.malformed import Malformed
 from crossdock.rpc.status import abort
 
 _log = structlog.get_logger("crossdock.rpc")
@@ -65,6 +66,7 @@ class ServiceInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         async def call(request: Any, context: Any) -> Any:
             try:
                 with self._admit(method):
+                    _check_parsed(request)
                     return await inner(request, context)
             except Exception as error:  # noqa: BLE001 - the boundary: logged and translated
                 await _fail(error, method, context)
@@ -77,6 +79,7 @@ class ServiceInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         async def call(request: Any, context: Any) -> None:
             try:
                 with self._admit(method):
+                    _check_parsed(request)
                     if not inspect.isasyncgenfunction(inner):
                         await inner(request, context)
                         return
@@ -87,6 +90,11 @@ class ServiceInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 await _fail(error, method, context)
 
         return call
+
+
+def _check_parsed(request: Any) -> None:
+    if isinstance(request, Malformed):
+        raise request.error
 
 
 async def _fail(error: Exception, method: str, context: Any) -> None:

@@ -17,5 +17,7 @@ KEEPALIVE_TIMEOUT_MS: Final = 5_000
 RECONNECT_BACKOFF_MIN_MS: Final = 50
 RECONNECT_BACKOFF_MAX_MS: Final = 1_000
 
-# What fits into the trailing metadata of every client: 8 KiB is gRPC's own default bound.
-STATUS_MESSAGE_BYTES_MAX: Final = 2_048
+# A client takes 8 KiB of trailing metadata by default, and refuses the whole status beyond. The
+# message is there three times: percent-encoded, where a byte may take three, and twice in the
+# details, whose base64 takes four thirds.
+STATUS_MESSAGE_BYTES_MAX: Final = 1_024

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import cast
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -13,6 +14,7 @@ from crossdock.errors import Code, CrossdockError, Reason
 from crossdock.rpc import limits
 from crossdock.rpc.gate import CallGate
 from crossdock.rpc.interceptor import ServiceInterceptor
+from crossdock.rpc.malformed import TolerantRegistration
 
 # What the process still allows running calls after the drain's own bound, in seconds: enough for
 # a status to reach its caller.
@@ -46,7 +48,8 @@ class RpcServer:
 
     def add(self, name: str, register: Callable[[grpc.aio.Server], None]) -> None:
         """Registers a service under its full name ("crossdock.api.v1.Decode")."""
-        register(self._server)
+        # Generated code asks of a server only what this has.
+        register(cast(grpc.aio.Server, TolerantRegistration(self._server)))
         self._names.append(name)
 
     async def start(self, host: str, port: int) -> int:

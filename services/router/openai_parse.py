@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeVar
 
-from crossdock.errors import CrossdockError, invalid_argument, unsupported
+from crossdock.errors import CrossdockError, excerpt, invalid_argument, unsupported
 from services.router.generation import InferenceCall
 from services.router.prompting import ChatPrompt
 from services.router.sampling import SamplingRequest
@@ -106,8 +106,10 @@ def parse_chat(body: dict[str, Any], request_id: str) -> ChatCompletion:
             ):
                 raise unsupported(name)
         elif name not in _KNOWN:
-            raise invalid_argument(name, f"{name}: not a field of chat completions")
+            shown = excerpt(name)
+            raise invalid_argument(shown, f"{shown}: not a field of chat completions")
     stream = _get(fields, "stream", _boolean, False)
+    _get(fields, "user", _string, "")  # Nothing here depends on it.
     return ChatCompletion(
         call=InferenceCall(
             prompt=ChatPrompt(_messages(fields)),
@@ -122,28 +124,24 @@ def parse_chat(body: dict[str, Any], request_id: str) -> ChatCompletion:
 
 
 def _sampling(fields: dict[str, Any]) -> SamplingRequest:
-    newer = fields.get("max_completion_tokens") is not None
-    if (
-        newer
-        and fields.get("max_tokens", fields["max_completion_tokens"])
-        != (fields["max_completion_tokens"])
-    ):
+    older = _get(fields, "max_tokens", _integer, None)
+    newer = _get(fields, "max_completion_tokens", _integer, None)
+    if older is not None and newer is not None and older != newer:
         raise invalid_argument(
             "max_tokens", "max_tokens: differs from max_completion_tokens; leave one of them out"
         )
-    max_tokens_field = "max_completion_tokens" if newer else "max_tokens"
     return SamplingRequest(
         temperature=_get(fields, "temperature", _number, None),
         top_k=_get(fields, "top_k", _integer, None),
         top_p=_get(fields, "top_p", _number, None),
         seed=_get(fields, "seed", _integer, None),
-        max_tokens=_get(fields, max_tokens_field, _integer, None),
+        max_tokens=older if newer is None else newer,
         min_tokens=_get(fields, "min_tokens", _integer, None),
         ignore_eos=_get(fields, "ignore_eos", _boolean, False),
         stop_token_ids=_get(fields, "stop_token_ids", _integers, ()),
         stop=_get(fields, "stop", _strings, ()),
         include_stop=_get(fields, "include_stop_str_in_output", _boolean, False),
-        max_tokens_field=max_tokens_field,
+        max_tokens_field="max_tokens" if newer is None else "max_completion_tokens",
     )
 
 
@@ -157,9 +155,8 @@ def _include_usage(fields: dict[str, Any], stream: bool) -> bool:
         raise invalid_argument("stream_options", "stream_options: only allowed when stream is true")
     for name in options:
         if name != "include_usage":
-            raise invalid_argument(
-                f"stream_options.{name}", f"stream_options.{name}: not a known option"
-            )
+            shown = f"stream_options.{excerpt(name)}"
+            raise invalid_argument(shown, f"{shown}: not a known option")
     value = options.get("include_usage")
     return False if value is None else _boolean("stream_options.include_usage", value)
 
@@ -179,7 +176,7 @@ def _message(name: str, value: Any) -> tuple[str, str]:
     for key in value:
         # A name tells speakers apart; the templates here have no place for it.
         if key not in {"role", "content"} and value[key] not in (None, [], ""):
-            raise unsupported(f"{name}.{key}")
+            raise unsupported(f"{name}.{excerpt(key)}")
     for key in ("role", "content"):
         if value.get(key) is None:
             raise invalid_argument(f"{name}.{key}", f"{name}.{key}: absent; must be given")

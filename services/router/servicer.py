@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import grpc
 from google.protobuf.message import Message
@@ -12,7 +12,6 @@ from google.protobuf.message import Message
 from crossdock.api.v1 import inference_pb2, inference_pb2_grpc
 from services.router import translation, validation
 from services.router.generation import Inference, InferenceCall
-from services.router.translation_malformed import Malformed, TolerantRegistration
 
 SERVICE_NAME: Final = "crossdock.api.v1.Inference"
 
@@ -112,14 +111,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
 def register(servicer: InferenceServicer, server: grpc.aio.Server) -> None:
     """Adds the service to a server."""
-    service = inference_pb2.DESCRIPTOR.services_by_name["Inference"]
-    requests = {method.name: method.input_type for method in service.methods}
-    tolerant = TolerantRegistration(server, requests)
-    # The generated function asks of a server only what this has.
-    inference_pb2_grpc.add_InferenceServicer_to_server(servicer, cast(grpc.aio.Server, tolerant))
+    inference_pb2_grpc.add_InferenceServicer_to_server(servicer, server)
 
 
-def _check(request: Message | Malformed) -> None:
-    if isinstance(request, Malformed):
-        raise request.error
+def _check(request: Message) -> None:
     validation.check_body_size(request.ByteSize())

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from crossdock.errors import CrossdockError, invalid_argument
+from crossdock.errors import CrossdockError, excerpt, invalid_argument
 from services.router.sampling import Sampling, SamplingRequest, StopRules
 
 BODY_BYTES_MAX: Final = 10_000_000
@@ -60,7 +60,8 @@ def check_model(model: str, served: Sequence[str], field: str = "model") -> None
     """Empty means the fleet's model."""
     if model and model not in served:
         raise invalid_argument(
-            field, f"{field}: {model!r} is not served here; must be {served[0]!r} or empty"
+            field,
+            f"{field}: {excerpt(model)!r} is not served here; must be {served[0]!r} or empty",
         )
 
 
@@ -101,7 +102,7 @@ def check_chat(messages: Sequence[tuple[str, str]], field: str = "messages") -> 
         if role not in CHAT_ROLES:
             name = f"{field}[{index}].role"
             raise invalid_argument(
-                name, f"{name}: {role!r}; must be one of {', '.join(CHAT_ROLES)}"
+                name, f"{name}: {excerpt(role)!r}; must be one of {', '.join(CHAT_ROLES)}"
             )
         check_utf8(content, f"{field}[{index}].content")
 

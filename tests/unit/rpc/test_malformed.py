@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossdock.api.v1 import inference_pb2
-from services.router.translation_malformed import explain, find_invalid_utf8
+from crossdock.rpc.malformed import explain, find_invalid_utf8
 
 CHAT = inference_pb2.ChatRequest.DESCRIPTOR
 MARK = "MARKMARK"

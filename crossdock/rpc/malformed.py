@@ -1,7 +1,8 @@
 """Requests that protobuf cannot parse become INVALID_ARGUMENT with the field's name.
 
-gRPC would answer INTERNAL, as if the fault were ours. The usual cause is a string that is not
-UTF-8: protobuf rejects the whole message and does not say which field it was.
+gRPC would answer INTERNAL, as if the fault were ours. The interceptor raises what is found here.
+The usual cause is a string that is not UTF-8: protobuf rejects the whole message and does not say
+which field it was.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
+from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import DecodeError
@@ -34,19 +36,18 @@ class TolerantRegistration:
     The handlers reach the server with deserializers that answer Malformed instead of raising.
     """
 
-    def __init__(self, server: grpc.aio.Server, requests: Mapping[str, Descriptor]) -> None:
-        """`requests` are the request types by method name."""
+    def __init__(self, server: grpc.aio.Server) -> None:
         self._server = server
-        self._requests = requests
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
         """Called by generated code; the same handlers come by name, too."""
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
         """Called by generated code."""
+        methods = descriptor_pool.Default().FindServiceByName(service).methods_by_name
         tolerant = {
             name: _with_deserializer(
-                handler, _tolerant(handler.request_deserializer, self._requests[name])
+                handler, _tolerant(handler.request_deserializer, methods[name].input_type)
             )
             for name, handler in handlers.items()
         }
