@@ -314,7 +314,7 @@ void UcxPeer::advance_handshake(Clock::time_point now) {
     channel_.send(channel_endpoint_, MessageKind::kProbed, false, {});
   }
   if (probed_sent_ && probed_received_) {
-    if (!ready()) become_ready();
+    become_ready();
   } else if (now >= handshake_deadline_) {
     break_pair(
         {StatusCode::kDeadlineExceeded, "the peer did not complete the handshake within " +
