@@ -76,23 +76,26 @@ async def _run(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     service = await build(settings, instance_id)
-    start = asyncio.create_task(service.start())
-    stopped = asyncio.create_task(stop.wait())
-    await asyncio.wait({start, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    if start.done():
-        address = start.result()
-        print(
-            json.dumps(
-                {
-                    "event": "ready",
-                    "role": role,
-                    "instance_id": instance_id,
-                    "address": address,
-                    "pid": os.getpid(),
-                }
-            ),
-            flush=True,
-        )
-        await stopped
-    start.cancel()
-    await service.drain()
+    try:
+        start = asyncio.create_task(service.start())
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait({start, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if start.done():
+            _announce(role, instance_id, start.result())
+            await stopped
+        else:
+            start.cancel()
+    finally:
+        await service.drain()
+
+
+def _announce(role: str, instance_id: str, address: str) -> None:
+    """The one line on stdout: whoever started the process waits for it."""
+    line = {
+        "event": "ready",
+        "role": role,
+        "instance_id": instance_id,
+        "address": address,
+        "pid": os.getpid(),
+    }
+    print(json.dumps(line), flush=True)
