@@ -123,6 +123,7 @@ Status Engine::run() {
   while (!stopped_) {
     Status status = pump();
     if (!status.ok()) return status;
+    if (stopped_) break;  // nothing else may come that would end a sleep
     if (!scheduler_.idle()) {
       const StepPlan& plan = scheduler_.plan(tick());
       start_sources(plan);
