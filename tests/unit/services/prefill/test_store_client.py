@@ -1,0 +1,186 @@
+"""An engine's traffic with a kvstore through its front, over gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from crossdock import _native as native
+from crossdock.api.v1 import kvstore_pb2
+from crossdock.engine.client import Engine
+from services.kvstore.servicer import KvStoreServicer
+from services.prefill.store_client import StoreClient
+from tests.fakes.engine import FakeEngine, event
+from tests.fakes.kvstore import RunningStore, running_store
+
+# Three hashes: low, high, low, high, ...
+CHAIN = [1, 101, 2, 102, 3, 103]
+
+
+@dataclass
+class Attached:
+    """An engine whose store traffic runs."""
+
+    fake: FakeEngine
+    engine: Engine
+    client: StoreClient
+
+    async def connected(self) -> None:
+        async with asyncio.timeout(20):
+            while not self.client.connected:  # noqa: ASYNC110 - a pair has no public event
+                await asyncio.sleep(0.001)
+
+    async def look_up(self, sequence_id: int) -> Any:
+        self.fake.emit(event(native.StoreLookup, sequence_id=sequence_id, chain=CHAIN))
+        return await self.fake.next(native.StoreFound, len(self.fake.sent(native.StoreFound)) + 1)
+
+    async def offer(self, offer_id: int) -> Any:
+        self.fake.emit(event(native.StoreOffer, offer_id=offer_id, hashes=CHAIN))
+        return await self.fake.next(native.StorePlaces, len(self.fake.sent(native.StorePlaces)) + 1)
+
+    def written(self, places: Any) -> None:
+        blocks = [
+            native.StoredBlock(
+                hash_low=block.hash_low,
+                hash_high=block.hash_high,
+                offset_bytes=block.offset_bytes,
+                generation=block.generation,
+                checksum_low=block.hash_low * 7,
+                checksum_high=5,
+            )
+            for block in places.blocks
+        ]
+        self.fake.emit(event(native.StoreWritten, lease_id=places.lease_id, blocks=blocks))
+
+
+async def _attach(address: str) -> Attached:
+    fake = FakeEngine(5)
+    engine = Engine(fake, fake)
+    await engine.wait_ready(10)
+    client = StoreClient("prefill-1", address)
+    client.attach(engine)
+    return Attached(fake, engine, client)
+
+
+async def _detach(attached: Attached) -> None:
+    await attached.client.close()
+    await attached.engine.shut_down()
+
+
+@pytest.fixture
+async def kvstore() -> AsyncIterator[RunningStore]:
+    async with running_store() as running:
+        yield running
+
+
+@pytest.fixture
+async def attached(kvstore: RunningStore) -> AsyncIterator[Attached]:
+    attached = await _attach(kvstore.address)
+    await attached.connected()
+    yield attached
+    await _detach(attached)
+
+
+async def test_the_pair_is_a_stores(attached: Attached, kvstore: RunningStore) -> None:
+    command = attached.fake.sent(native.ConnectPeer)[0]
+    assert (command.store, command.epoch, command.descriptor) == (True, 99, b"segment")
+    assert kvstore.segment.connected[0][1:] == (command.incarnation, b"descriptor-5")
+
+
+async def test_what_was_written_is_found(attached: Attached, kvstore: RunningStore) -> None:
+    nothing = await attached.look_up(1)
+    assert (nothing.sequence_id, nothing.lease_id, list(nothing.blocks)) == (1, 0, [])
+    places = await attached.offer(8)
+    assert (places.offer_id, places.peer_id, len(places.blocks)) == (8, 1, 3)
+    attached.written(places)
+    await kvstore.until(lambda: kvstore.slots() == (5, 0, 3, 0))
+    found = await attached.look_up(2)
+    assert (found.sequence_id, found.peer_id) == (2, 1)
+    assert found.lease_id != 0
+    assert [(block.hash_low, block.checksum_low) for block in found.blocks] == [
+        (1, 7),
+        (2, 14),
+        (3, 21),
+    ]
+    again = await attached.offer(9)
+    assert (again.offer_id, again.lease_id) == (9, 0)
+
+
+async def test_a_bad_block_is_reported_with_the_release(
+    attached: Attached, kvstore: RunningStore
+) -> None:
+    attached.written(await attached.offer(8))
+    await kvstore.until(lambda: kvstore.slots() == (5, 0, 3, 0))
+    found = await attached.look_up(1)
+    attached.fake.emit(event(native.StoreReadDone, lease_id=found.lease_id, bad=CHAIN[2:4]))
+    await kvstore.until(lambda: kvstore.slots()[2] == 2)
+    assert len((await attached.look_up(2)).blocks) == 1
+
+
+async def test_places_that_were_not_written_are_given_back(
+    attached: Attached, kvstore: RunningStore
+) -> None:
+    places = await attached.offer(8)
+    assert kvstore.slots() == (5, 3, 0, 0)
+    attached.fake.emit(event(native.StoreWritten, lease_id=places.lease_id, blocks=[]))
+    await kvstore.until(lambda: kvstore.slots() == (8, 0, 0, 0))
+
+
+async def test_without_a_store_every_question_is_answered_with_nothing() -> None:
+    attached = await _attach("127.0.0.1:1")
+    assert (await attached.look_up(1)).lease_id == 0
+    assert (await attached.offer(1)).lease_id == 0
+    await _detach(attached)
+
+
+async def test_a_slow_store_is_answered_for_and_then_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[int] = []
+
+    async def never(_servicer: object, request: kvstore_pb2.AcquireRequest, _context: Any) -> Any:
+        calls.append(len(request.chain))
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(KvStoreServicer, "Acquire", never)
+    async with running_store() as kvstore:
+        attached = await _attach(kvstore.address)
+        await attached.connected()
+        assert (await attached.look_up(1)).lease_id == 0
+        assert (await attached.look_up(2)).lease_id == 0
+        assert calls == [3]
+        await _detach(attached)
+
+
+async def test_a_store_that_ends_and_returns_is_connected_again() -> None:
+    async with running_store() as first:
+        port = int(first.address.rsplit(":", 1)[1])
+        attached = await _attach(first.address)
+        await attached.connected()
+    assert (await attached.fake.next(native.DisconnectPeer)).peer_id == 1
+    assert (await attached.look_up(1)).lease_id == 0
+    async with running_store(port) as second:
+        await attached.connected()
+        assert (await attached.offer(1)).peer_id == 2
+        assert second.slots()[1] == 3
+        await _detach(attached)
+
+
+async def test_a_new_engine_gets_a_pair_of_its_own(
+    attached: Attached, kvstore: RunningStore
+) -> None:
+    attached.fake.kill()
+    await attached.engine.wait_down()
+    fake = FakeEngine(6)
+    engine = Engine(fake, fake)
+    await engine.wait_ready(10)
+    attached.client.attach(engine)
+    await attached.connected()
+    fake.emit(event(native.StoreOffer, offer_id=1, hashes=CHAIN))
+    assert (await fake.next(native.StorePlaces)).lease_id != 0
+    assert [pair.remote.epoch for pair in kvstore.store.pairs.live] == [6]
+    await engine.shut_down()
