@@ -125,11 +125,14 @@ CpuExecutor::CpuExecutor(ModelConfig model, LlamaWeights weights, const kernels:
     inverse_frequency_.push_back(
         static_cast<float>(1.0 / std::pow(double{model_.rope_theta}, exponent)));
   }
-  const uint32_t depth = std::max({model_.hidden_size, model_.intermediate_size, q_size_});
   const uint32_t rows = std::max(group_heads_, kernels::kTileRows);
   const size_t attention = kernels::attention_state_floats(rows, model_.head_dim) +
                            kernels::attention_scratch_floats(rows, model_.head_dim);
-  const size_t size = std::max(kernels::product_scratch_floats(depth), attention);
+  const uint32_t depths[] = {model_.hidden_size, model_.intermediate_size, q_size_};
+  size_t size = attention;
+  for (const uint32_t depth : depths) {
+    size = std::max(size, kernels::product_scratch_floats(depth));
+  }
   thread_scratch_.assign(pool_->num_threads(), std::vector<float>(size));
 }
 
@@ -214,16 +217,31 @@ void CpuExecutor::norm(const std::vector<float>& weight) {
 
 void CpuExecutor::multiply(const PackedMatrix& matrix, const float* x, uint32_t num_rows,
                            Epilogue epilogue, std::vector<float>& y) {
-  const Product job{
-      x,        matrix.depth,       num_rows, matrix.depth,      matrix.panels, weights_.type,
-      epilogue, matrix.num_outputs, y.data(), matrix.num_outputs};
+  const uint32_t tile_rows = kernels::product_tile_rows(matrix.depth);
+  const uint32_t num_tiles = (num_rows + tile_rows - 1) / tile_rows;
+  const uint32_t units = (matrix.num_outputs + kernels::kPanelOutputs - 1) / kernels::kPanelOutputs;
   // Several pieces a thread, so that one that loses its processor holds up little; in fours, since
   // that is how many panels one row takes at once.
-  const uint32_t units = job.num_units();
-  const uint32_t grain = std::max(4u, units / (8 * pool_->num_threads()) / 4 * 4);
-  pool_->parallel_for(units, grain, [&](size_t begin, size_t end, uint32_t thread) {
-    kernels_.product(job, static_cast<uint32_t>(begin), static_cast<uint32_t>(end),
-                     thread_scratch_[thread].data());
+  const uint32_t share = units * num_tiles / (8 * pool_->num_threads());
+  const uint32_t piece = std::min(units, std::max(4u, share / 4 * 4));
+  const uint32_t num_pieces = (units + piece - 1) / piece;
+  pool_->parallel_for(size_t{num_tiles} * num_pieces, 1, [&](size_t begin, size_t end, uint32_t t) {
+    for (size_t i = begin; i < end; ++i) {
+      const auto row = static_cast<uint32_t>(i / num_pieces) * tile_rows;
+      const auto unit = static_cast<uint32_t>(i % num_pieces) * piece;
+      const Product job{x + size_t{row} * matrix.depth,
+                        matrix.depth,
+                        std::min(tile_rows, num_rows - row),
+                        tile_rows,
+                        matrix.depth,
+                        matrix.panels,
+                        weights_.type,
+                        epilogue,
+                        matrix.num_outputs,
+                        y.data() + size_t{row} * matrix.num_outputs,
+                        matrix.num_outputs};
+      kernels_.product(job, unit, std::min(unit + piece, units), thread_scratch_[t].data());
+    }
   });
 }
 

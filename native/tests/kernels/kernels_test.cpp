@@ -60,14 +60,16 @@ std::vector<float> multiply(const Kernels& kernels, Product job, uint32_t grain)
 
 TEST(Kernels, ProductsAreTheReferencesBits) {
   for (const uint32_t outputs : {1u, 15u, 16u, 17u, 64u, 100u}) {
-    for (const uint32_t depth : {1u, 8u, 37u, 96u}) {
+    for (const uint32_t depth : {1u, 8u, 37u, 256u, 300u}) {
       const size_t panels = 2 * ((outputs + kPanelOutputs - 1) / kPanelOutputs);
       const Elements weights(panels * depth * kPanelOutputs, outputs * 1000 + depth);
-      for (const uint32_t rows : {1u, 2u, 3u, 4u, 5u, 6u, 7u, 12u, 13u, 29u}) {
+      for (const uint32_t rows : {1u, 2u, 3u, 4u, 5u, 6u, 7u, 12u, 13u, 29u, 200u}) {
         const size_t x_stride = depth + 3, y_stride = outputs + 5;
         const auto x = random_floats(rows * x_stride, rows);
         for (const auto epilogue : {Epilogue::kStore, Epilogue::kAdd, Epilogue::kSwiGlu}) {
-          Product job{.x = x.data(), .x_stride = x_stride, .num_rows = rows, .depth = depth};
+          Product job{.x = x.data(), .x_stride = x_stride, .num_rows = rows};
+          job.depth = depth;
+          job.tile_rows = product_tile_rows(depth);
           job.epilogue = epilogue;
           job.num_outputs = outputs;
           job.y_stride = y_stride;

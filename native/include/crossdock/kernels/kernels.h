@@ -35,6 +35,7 @@ struct Product {
   const float* x = nullptr;
   size_t x_stride = 0;  // floats from row to row
   uint32_t num_rows = 0;
+  uint32_t tile_rows = 0;  // product_tile_rows(depth)
   uint32_t depth = 0;
   const std::byte* panels = nullptr;
   ElementType type = ElementType::kF32;
@@ -47,8 +48,18 @@ struct Product {
   uint32_t num_units() const { return (num_outputs + kPanelOutputs - 1) / kPanelOutputs; }
 };
 
-// Floats of scratch that `product` needs for a depth.
-inline size_t product_scratch_floats(uint32_t depth) { return 2 * size_t{depth} * kPanelOutputs; }
+// A product over many rows is cut into tiles of rows that stay in the second-level cache (256 KiB),
+// each multiplied by many units.
+inline uint32_t product_tile_rows(uint32_t depth) {
+  constexpr uint32_t kTileFloats = 64 * 1024, kStep = 12, kRowsMax = 192;
+  const uint32_t fitting = kTileFloats / depth / kStep * kStep;
+  return fitting < kStep ? kStep : fitting < kRowsMax ? fitting : kRowsMax;
+}
+
+// Floats of scratch that `product` needs for a depth: a tile of rows and their sums.
+inline size_t product_scratch_floats(uint32_t depth) {
+  return product_tile_rows(depth) * (size_t{depth} + 4 * kPanelOutputs);
+}
 
 // One head's K or V of one block, for some query rows. `next` is what the caller reads after it, to
 // be fetched early (it is never dereferenced; without a next block, the block itself).
