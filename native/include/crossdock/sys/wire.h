@@ -80,7 +80,7 @@ class WireReader {
     // The count is checked against what is really there before anything is allocated.
     if (failed_ || n > rest_.size() / sizeof(T)) return (failed_ = true, std::vector<T>{});
     std::vector<T> values(n);
-    std::memcpy(values.data(), rest_.data(), n * sizeof(T));
+    if (n != 0) std::memcpy(values.data(), rest_.data(), n * sizeof(T));
     rest_ = rest_.subspan(n * sizeof(T));
     return values;
   }
