@@ -147,7 +147,7 @@ bool FrameLink::on_frame(const FrameHeader& header, std::span<const std::byte> b
   if (closed_) return true;
   switch (header.kind) {
     case FrameKind::kWrite:
-      if (!inside(header.offset, body.size(), segment_.size())) return false;
+      if (body.empty() || !inside(header.offset, body.size(), segment_.size())) return false;
       std::memcpy(segment_.data() + header.offset, body.data(), body.size());
       received_bytes_ += body.size();
       return true;
@@ -173,7 +173,7 @@ bool FrameLink::on_answer(const FrameHeader& header, std::span<const std::byte> 
   if (found == asked_.end()) return false;
   Asked& asked = found->second;
   if (header.kind == FrameKind::kReadBytes) {
-    if (!inside(header.offset, body.size(), asked.span.length_bytes)) return false;
+    if (body.empty() || !inside(header.offset, body.size(), asked.span.length_bytes)) return false;
     std::memcpy(segment_.data() + asked.span.local_offset + header.offset, body.data(),
                 body.size());
     asked.received_bytes += body.size();
