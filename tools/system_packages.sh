@@ -5,7 +5,8 @@ set -eu
 
 packages="g++ cmake ninja-build ccache pkg-config make git
   libucx-dev libsodium-dev libxxhash-dev nlohmann-json3-dev libgtest-dev
-  python3-venv ca-certificates"
+  python3-venv python3-dev ca-certificates"
+python=${PYTHON:-python3}
 
 if ! command -v dpkg-query >/dev/null 2>&1; then
   missing=""
@@ -23,12 +24,16 @@ if ! command -v dpkg-query >/dev/null 2>&1; then
   exit 1
 fi
 
+has_headers='
+import pathlib, sys, sysconfig
+sys.exit(not pathlib.Path(sysconfig.get_path("include"), "Python.h").is_file())'
 missing=""
 for package in $packages; do
-  # A venv needs the distribution's ensurepip only where its own Python is the one in use.
-  if [ "$package" = python3-venv ] && "${PYTHON:-python3}" -c 'import ensurepip' 2>/dev/null; then
-    continue
-  fi
+  # A Python that came another way brings its own ensurepip and headers.
+  case "$package" in
+    python3-venv) "$python" -c 'import ensurepip' 2>/dev/null && continue ;;
+    python3-dev) "$python" -c "$has_headers" 2>/dev/null && continue ;;
+  esac
   state=$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null || true)
   [ "$state" = installed ] && continue
   # A tool that came another way is as good.
