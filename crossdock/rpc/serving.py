@@ -36,7 +36,7 @@ class Service(Protocol):
 def parse_settings(kind: type[Settings], program: str, arguments: Sequence[str]) -> Settings:
     """Settings from flags and the environment. Bad ones end the process with exit code 2."""
     try:
-        return kind(_cli_parse_args=list(arguments), _cli_prog_name=program)  # type: ignore[call-arg]
+        return kind.from_flags(program, arguments)
     except (ValidationError, SettingsError) as error:
         print(f"{program}: {_one_line(error)}", file=sys.stderr)
         sys.exit(2)

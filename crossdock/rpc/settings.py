@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -30,6 +31,12 @@ class ServiceSettings(BaseSettings):
     drain_timeout: Annotated[
         float, Field(ge=0, description="Seconds that running calls have after SIGTERM.")
     ] = 30.0
+
+    @classmethod
+    def from_flags(cls, program: str, arguments: Sequence[str]) -> Self:
+        """Settings from flags, and from variables where no flag is given."""
+        sources: dict[str, Any] = {"_cli_parse_args": list(arguments), "_cli_prog_name": program}
+        return cls(**sources)
 
     def instance_name(self, role: str) -> str:
         """The name given, or one that is unique among the processes of the fleet."""

@@ -1,0 +1,125 @@
+"""How a service process begins and ends, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from crossdock.rpc.serving import parse_settings
+from crossdock.rpc.settings import ServiceSettings
+
+SERVICE = """
+import asyncio, sys
+from crossdock.errors import unreachable
+from crossdock.rpc.serving import parse_settings, run_service
+from crossdock.rpc.settings import ServiceSettings
+
+class Echo:
+    def __init__(self, settings, instance_id):
+        self.settings = settings
+    async def start(self):
+        if self.settings.port == 1:
+            raise unreachable("no such\\nthing")
+        if self.settings.port == 2:
+            await asyncio.Event().wait()
+        return f"{self.settings.host}:7"
+    async def drain(self):
+        print("drained", self.settings.drain_timeout, file=sys.stderr)
+
+async def build(settings, instance_id):
+    return Echo(settings, instance_id)
+
+settings = parse_settings(ServiceSettings, "echo", sys.argv[1:])
+print("parsed", file=sys.stderr, flush=True)
+sys.exit(run_service("echo", settings, build))
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "echo.py"
+    path.write_text(SERVICE)
+    return path
+
+
+def _start(program: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(program), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[3],
+    )
+
+
+def _first_line(child: subprocess.Popen[str]) -> dict[str, object]:
+    assert child.stdout is not None
+    line: dict[str, object] = json.loads(child.stdout.readline())
+    return line
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_ready_is_announced_and_a_signal_drains(program: Path, number: signal.Signals) -> None:
+    child = _start(program, "--instance-id", "echo-1", "--drain-timeout", "3")
+    assert _first_line(child) == {
+        "event": "ready",
+        "role": "echo",
+        "instance_id": "echo-1",
+        "address": "127.0.0.1:7",
+        "pid": child.pid,
+    }
+    child.send_signal(number)
+    out, err = child.communicate(timeout=30)
+    assert (child.returncode, out) == (0, "")
+    assert "drained 3.0" in err
+
+
+def test_a_start_that_fails_leaves_one_clear_line_last(program: Path) -> None:
+    child = _start(program, "--port", "1")
+    out, err = child.communicate(timeout=30)
+    assert (child.returncode, out) == (1, "")
+    assert err.splitlines()[-1] == "crossdock echo: no such thing"
+    assert "drained" in err
+    assert "Traceback" not in err
+
+
+def test_a_signal_during_the_start_ends_it(program: Path) -> None:
+    child = _start(program, "--port", "2")
+    assert child.stderr is not None
+    while child.stderr.readline() != "parsed\n":
+        pass
+    while child.poll() is None:
+        child.send_signal(signal.SIGTERM)
+        try:
+            child.wait(0.2)
+        except subprocess.TimeoutExpired:
+            continue
+    child.communicate(timeout=30)
+    assert child.returncode in (0, -signal.SIGTERM)  # the latter: before it could watch for it
+
+
+def test_bad_arguments_exit_with_2(program: Path) -> None:
+    child = _start(program, "--port", "70000")
+    _, err = child.communicate(timeout=30)
+    assert child.returncode == 2
+    assert "--port" in err
+    assert "65535" in err
+
+
+def test_flags_win_over_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CROSSDOCK_HOST", "0.0.0.0")
+    monkeypatch.setenv("CROSSDOCK_PORT", "5")
+    settings = parse_settings(ServiceSettings, "echo", ["--port", "6"])
+    assert (settings.host, settings.port) == ("0.0.0.0", 6)
+
+
+def test_a_name_is_made_up_when_none_is_given() -> None:
+    settings = parse_settings(ServiceSettings, "echo", [])
+    assert settings.instance_name("decode").startswith("decode-")
+    named = parse_settings(ServiceSettings, "echo", ["--instance-id", "d7"])
+    assert named.instance_name("decode") == "d7"
