@@ -85,7 +85,7 @@ uint32_t PrefixTree::insert(std::span<const BlockHash> chain, std::span<const Bl
     if (!extends) tail = add_leaf(tail, chain[i], now);
     append(tail, chain[i], blocks[i]);
   }
-  if (!at(tail).in_heap) push_candidate(tail);
+  // The tail is referenced by the caller; it becomes a candidate when that reference is dropped.
   return static_cast<uint32_t>(chain.size()) - path.depth;
 }
 

@@ -80,7 +80,8 @@ TEST_F(SchedulerTest, AnswersForACancelledLoadAreIgnored) {
 }
 
 TEST_F(SchedulerTest, APreemptedSequenceIsNotLoadedAgain) {
-  make({.num_blocks = 4, .context_tokens_max = 128});
+  // The watermarks are so low that nothing stays cached.
+  make({.num_blocks = 4, .context_tokens_max = 128, .high_watermark = 0.5, .low_watermark = 0.25});
   ASSERT_TRUE(submit(1, ramp(31, 200), 60).ok());
   ASSERT_TRUE(submit(2, ramp(40), 60, kLocal, true).ok());
   s().load_ready(2, 1);
@@ -88,11 +89,14 @@ TEST_F(SchedulerTest, APreemptedSequenceIsNotLoadedAgain) {
   s().loaded(2, 1, tick_);
   steps(34);
   EXPECT_EQ(s().state(2), SequenceState::kWaiting) << "preempted";
-  EXPECT_EQ(s().num_cached_tokens(2), 32u);
+  step();
   finish(1);
   const StepPlan plan = step();
   EXPECT_EQ(plan.started, Ids{2});
-  EXPECT_TRUE(plan.loads.empty());
+  EXPECT_TRUE(plan.loads.empty()) << "the outer tier's lease is over";
+  ASSERT_EQ(ids_of(plan), Ids{2});
+  EXPECT_EQ(plan.entries[0].first_position, 0u);
+  EXPECT_EQ(s().num_cached_tokens(2), 32u) << "the hit was one, even so";
 }
 
 TEST_F(SchedulerTest, PinnedBlocksOutliveTheirSequence) {
@@ -182,6 +186,18 @@ TEST_F(SchedulerTest, NobodyIsAdmittedWhileADecodeLacksABlock) {
   EXPECT_FALSE(reserve(4, ramp(5, 500), 5).ok()) << "3 came earlier and waits";
   finish(1);
   EXPECT_EQ(ids_of(step()), Ids{3});
+}
+
+TEST_F(SchedulerTest, AGrantDoesNotOvertakeTheQueue) {
+  make({.num_blocks = 8, .context_tokens_max = 256});
+  ASSERT_TRUE(submit(1, ramp(20), 100).ok());
+  step();
+  ASSERT_TRUE(submit(2, ramp(200, 300), 5).ok());  // 7 blocks: all that are free, but one is 1's
+  EXPECT_EQ(ids_of(step()), Ids{1});
+  const auto refused = reserve(3, ramp(5, 600), 5);
+  EXPECT_EQ(refused.status().code(), StatusCode::kResourceExhausted);
+  finish(2);
+  EXPECT_TRUE(reserve(3, ramp(5, 600), 5).ok());
 }
 
 TEST_F(SchedulerTest, TheNumberOfSequencesIsBounded) {

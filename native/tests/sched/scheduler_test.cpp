@@ -244,7 +244,7 @@ TEST_F(SchedulerTest, PreemptsTheNewestAndKeepsItsTokens) {
 }
 
 TEST_F(SchedulerTest, PreemptsAtMostOneAStep) {
-  make({.num_blocks = 8, .context_tokens_max = 256});
+  make({.num_blocks = 8, .context_tokens_max = 256, .high_watermark = 1.0});
   for (const SequenceId id : {1, 2, 3, 4}) {
     ASSERT_TRUE(submit(id, ramp(31, 100 * static_cast<int32_t>(id)), 90).ok());
   }
@@ -257,6 +257,11 @@ TEST_F(SchedulerTest, PreemptsAtMostOneAStep) {
   plan = step();
   EXPECT_EQ(plan.preempted, Ids{3});
   EXPECT_EQ(ids_of(plan), (Ids{1, 2}));
+  finish(1);
+  plan = step();
+  ASSERT_EQ(ids_of(plan), (Ids{2, 3}));
+  EXPECT_EQ(plan.entries[1].first_position, 64u) << "it finds its own blocks again,";
+  EXPECT_EQ(s().num_cached_tokens(3), 0u) << "which is no cache hit";
 }
 
 TEST_F(SchedulerTest, AGrantLeavesABlockForEveryRunningSequence) {
