@@ -1,0 +1,277 @@
+"""Prefill, decode and kvstore fronts in this process, each around a real engine of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from crossdock import _native as native
+from crossdock.api.v1 import (
+    decode_pb2,
+    decode_pb2_grpc,
+    kv_pb2,
+    kvstore_pb2_grpc,
+    prefill_pb2,
+    prefill_pb2_grpc,
+)
+from crossdock.engine.front import Front
+from crossdock.engine.process import EngineConfig, ProcessLauncher, engine_path
+from crossdock.rpc.channel import open_channel
+from crossdock.rpc.server import RpcServer
+from services.decode.generation import Generation
+from services.decode.servicer import NAME as DECODE_NAME
+from services.decode.servicer import STATUS_METHOD, DecodeServicer
+from services.decode.servicer import register as register_decode
+from services.decode.source_client import Sources
+from services.kvstore.servicer import NAME as STORE_NAME
+from services.kvstore.servicer import UNGATED as STORE_UNGATED
+from services.kvstore.servicer import KvStoreServicer
+from services.kvstore.servicer import register as register_store
+from services.kvstore.store import Store
+from services.kvstore.tier import Tier
+from services.prefill.prefilling import Prefilling
+from services.prefill.servicer import NAME as PREFILL_NAME
+from services.prefill.servicer import UNGATED, PrefillServicer
+from services.prefill.servicer import register as register_prefill
+from services.prefill.store_client import StoreClient
+
+KV_MEMORY_BYTES = 8 << 20
+STORE_MEMORY_BYTES = 32 << 20
+
+
+@dataclass
+class Instance:
+    """One service, and a stub to it."""
+
+    instance_id: str
+    address: str
+    stub: Any
+
+    async def status(self) -> kv_pb2.InstanceStatus:
+        reply: kv_pb2.InstanceStatus = await self.stub.GetStatus(
+            kv_pb2.InstanceRequest(), timeout=10
+        )
+        return reply
+
+    async def until(
+        self, condition: Callable[[kv_pb2.InstanceStatus], bool], timeout_s: float = 30
+    ) -> kv_pb2.InstanceStatus:
+        """The first status that satisfies the condition."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while True:
+            try:
+                status = await self.status()
+            except grpc.aio.AioRpcError:
+                status = kv_pb2.InstanceStatus()
+            if condition(status):
+                return status
+            assert asyncio.get_running_loop().time() < deadline, status
+            await asyncio.sleep(0.02)
+
+    async def until_free(self) -> kv_pb2.InstanceStatus:
+        """Once every block is free or cached, and nothing runs."""
+        return await self.until(
+            lambda status: (
+                status.num_blocks > 0
+                and status.num_free_blocks + status.num_cached_blocks == status.num_blocks
+                and status.num_reserved_sequences == 0
+                and status.num_handoffs == 0
+            )
+        )
+
+
+@dataclass
+class Answer:
+    """What a request gave."""
+
+    tokens: list[int] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    cached_prompt_tokens: int = 0
+    finish: int = decode_pb2.ENGINE_FINISH_UNSPECIFIED
+    prefill: prefill_pb2.PrefillResponse | None = None
+
+    def add(self, message: decode_pb2.DecodeResponse) -> None:
+        for token in message.tokens:
+            self.tokens.append(token.token_id)
+            self.digests.append(token.logit_digest)
+            self.positions.append(token.position)
+        if message.finish:
+            self.finish = message.finish
+            self.cached_prompt_tokens = message.cached_prompt_tokens
+
+
+@dataclass
+class Handoff:
+    """The two calls of a request that is handed off."""
+
+    decode_call: Any
+    prefill_call: Any
+
+    async def answer(self) -> Answer:
+        answer = Answer()
+        async for message in self.decode_call:
+            answer.add(message)
+        answer.prefill = await self.prefill_call
+        return answer
+
+    def cancel(self) -> None:
+        self.decode_call.cancel()
+        self.prefill_call.cancel()
+
+
+@dataclass
+class Pair:
+    """One prefill and one decode instance, and how a router would call them."""
+
+    prefill: Instance
+    decode: Instance
+    store: Instance | None = None
+
+    async def start(self, token_ids: list[int], max_tokens: int = 8, **changes: Any) -> Handoff:
+        source, target = await self.prefill.status(), await self.decode.status()
+        return self.start_between(source, target, request_fields(token_ids, max_tokens, changes))
+
+    def start_between(
+        self,
+        source: kv_pb2.InstanceStatus,
+        target: kv_pb2.InstanceStatus,
+        fields: dict[str, Any],
+    ) -> Handoff:
+        handoff_id = secrets.token_bytes(16)
+        decode_call = self.decode.stub.Generate(
+            decode_pb2.DecodeRequest(
+                handoff_id=handoff_id,
+                source_instance_id=self.prefill.instance_id,
+                source_address=self.prefill.address,
+                source_epoch=source.epoch,
+                **fields,
+            ),
+            timeout=60,
+        )
+        prefill_call = self.prefill.stub.Prefill(
+            prefill_pb2.PrefillRequest(
+                handoff_id=handoff_id,
+                target_instance_id=self.decode.instance_id,
+                target_epoch=target.epoch,
+                **fields,
+            ),
+            timeout=60,
+        )
+        return Handoff(decode_call, prefill_call)
+
+    async def handed_off(self, token_ids: list[int], max_tokens: int = 8, **changes: Any) -> Answer:
+        return await (await self.start(token_ids, max_tokens, **changes)).answer()
+
+    async def local(self, token_ids: list[int], max_tokens: int = 8, **changes: Any) -> Answer:
+        answer = Answer()
+        fields = request_fields(token_ids, max_tokens, changes)
+        async for message in self.decode.stub.Generate(
+            decode_pb2.DecodeRequest(**fields), timeout=60
+        ):
+            answer.add(message)
+        return answer
+
+
+def request_fields(
+    token_ids: list[int], max_tokens: int, changes: dict[str, Any]
+) -> dict[str, Any]:
+    sampling = {"temperature": 0.0, "top_p": 1.0, "max_tokens": max_tokens, "ignore_eos": True}
+    return {
+        "request_id": secrets.token_hex(8),
+        "attempt": 1,
+        "token_ids": token_ids,
+        "sampling": decode_pb2.TokenSampling(**(sampling | changes)),
+        "return_logit_digests": True,
+    }
+
+
+def _config(model: Path, instance_id: str, store: bool, changes: dict[str, Any]) -> EngineConfig:
+    fields: dict[str, Any] = {"kv_memory_bytes": KV_MEMORY_BYTES, "verify_handoff": True}
+    return EngineConfig(
+        model_directory=str(model), instance_id=instance_id, store=store, **(fields | changes)
+    )
+
+
+@asynccontextmanager
+async def decode_instance(model: Path, **changes: Any) -> AsyncIterator[Instance]:
+    config = _config(model, "decode-1", False, changes)
+    front = Front(
+        "decode", config, ProcessLauncher(config, engine_path(os.environ)), ungated=[STATUS_METHOD]
+    )
+    sources = Sources(config.instance_id)
+    servicer = DecodeServicer(front, Generation(front, sources))
+    front.server.add(DECODE_NAME, register_decode(servicer))
+    try:
+        address = await front.start("127.0.0.1", 0)
+        async with open_channel(address) as channel:
+            yield Instance(config.instance_id, address, decode_pb2_grpc.DecodeStub(channel))
+    finally:
+        await sources.close()
+        await front.server.drain(5)
+        await front.supervisor.stop()
+
+
+@asynccontextmanager
+async def prefill_instance(
+    model: Path, store_address: str | None = None, **changes: Any
+) -> AsyncIterator[Instance]:
+    config = _config(model, "prefill-1", store_address is not None, changes)
+    front = Front(
+        "prefill", config, ProcessLauncher(config, engine_path(os.environ)), ungated=UNGATED
+    )
+    store = StoreClient(config.instance_id, store_address) if store_address else None
+    if store is not None:
+        front.on_engine = store.attach
+    front.server.add(PREFILL_NAME, register_prefill(PrefillServicer(front, Prefilling(front))))
+    try:
+        address = await front.start("127.0.0.1", 0)
+        async with open_channel(address) as channel:
+            yield Instance(config.instance_id, address, prefill_pb2_grpc.PrefillStub(channel))
+    finally:
+        if store is not None:
+            await store.close()
+        await front.server.drain(5)
+        await front.supervisor.stop()
+
+
+@asynccontextmanager
+async def store_instance(transport: str = "auto") -> AsyncIterator[Instance]:
+    epoch = secrets.randbits(64) | 1
+    segment = native.Segment(transport=transport, segment_bytes=STORE_MEMORY_BYTES, epoch=epoch)
+    server = RpcServer("kvstore-1", ungated=STORE_UNGATED)
+    store = Store("kvstore-1", epoch, segment, Tier(STORE_MEMORY_BYTES), lambda: False)
+    server.add(STORE_NAME, register_store(KvStoreServicer(store)))
+    port = await server.start("127.0.0.1", 0)
+    await server.set_serving(True)
+    address = f"127.0.0.1:{port}"
+    async with open_channel(address) as channel:
+        yield Instance("kvstore-1", address, kvstore_pb2_grpc.KvStoreStub(channel))
+    await server.stop()
+    store.close()
+
+
+@asynccontextmanager
+async def running_pair(model: Path, *, with_store: bool = False, **changes: Any) -> Any:
+    async with AsyncExitStack() as stack:
+        transport = changes.get("transport", "auto")
+        store = await stack.enter_async_context(store_instance(transport)) if with_store else None
+        address = store.address if store is not None else None
+        prefill = await stack.enter_async_context(prefill_instance(model, address, **changes))
+        decode = await stack.enter_async_context(decode_instance(model, **changes))
+        yield Pair(prefill, decode, store)
+
+
+@pytest.fixture(params=["shm", "tcp"])
+async def pair(request: pytest.FixtureRequest, tiny_model: Path) -> AsyncIterator[Pair]:
+    async with running_pair(tiny_model, transport=request.param) as running:
+        yield running
