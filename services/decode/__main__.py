@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import sys
 
-from crossdock.engine.front import Front
-from crossdock.engine.process import ProcessLauncher, engine_path
+from crossdock.rpc.native_import import requires_native
 from crossdock.rpc.serving import parse_settings, run_service
-from services.decode.config import DecodeSettings
-from services.decode.generation import Generation
-from services.decode.servicer import NAME, STATUS_METHOD, DecodeServicer, register
-from services.decode.source_client import Sources
+
+with requires_native("decode"):
+    from crossdock.engine.front import Front
+    from crossdock.engine.process import ProcessLauncher, engine_path
+    from services.decode.config import DecodeSettings
+    from services.decode.generation import Generation
+    from services.decode.servicer import NAME, STATUS_METHOD, DecodeServicer, register
+    from services.decode.source_client import Sources
 
 
 class DecodeService:

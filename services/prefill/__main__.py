@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import sys
 
-from crossdock.engine.front import Front
-from crossdock.engine.process import ProcessLauncher, engine_path
+from crossdock.rpc.native_import import requires_native
 from crossdock.rpc.serving import parse_settings, run_service
-from services.prefill.config import PrefillSettings
-from services.prefill.prefilling import Prefilling
-from services.prefill.servicer import NAME, UNGATED, PrefillServicer, register
-from services.prefill.store_client import StoreClient
+
+with requires_native("prefill"):
+    from crossdock.engine.front import Front
+    from crossdock.engine.process import ProcessLauncher, engine_path
+    from services.prefill.config import PrefillSettings
+    from services.prefill.prefilling import Prefilling
+    from services.prefill.servicer import NAME, UNGATED, PrefillServicer, register
+    from services.prefill.store_client import StoreClient
 
 
 class PrefillService:
