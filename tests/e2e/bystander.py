@@ -23,13 +23,13 @@ NUM_TOKENS = 300
 @asynccontextmanager
 async def bystander(fleet: Fleet) -> AsyncIterator[None]:
     """Streams the same request over and over while the block runs, and compares every bit with
-    the same request alone; then every block account must be what it was before.
+    the same request alone; then every engine and its blocks must be what it was before.
     """
     params = sampling(NUM_TOKENS)
     async with Caller(router_address(fleet)) as caller:
         alone = await caller.generate(PROMPT, params)
         await asyncio.to_thread(wait_until_clean, fleet)
-        before = await asyncio.to_thread(block_accounts, fleet)
+        before = await asyncio.to_thread(accounts, fleet)
         over = asyncio.Event()
 
         async def stream() -> None:
@@ -45,10 +45,10 @@ async def bystander(fleet: Fleet) -> AsyncIterator[None]:
             over.set()
             await streaming
         await asyncio.to_thread(wait_until_clean, fleet)
-        assert await asyncio.to_thread(block_accounts, fleet) == before
+        assert await asyncio.to_thread(accounts, fleet) == before
 
 
-def block_accounts(fleet: Fleet) -> list[tuple[str, int, int]]:
-    """Each engine's free and cached blocks: what a refused request must not have changed."""
+def accounts(fleet: Fleet) -> list[tuple[int, int, int]]:
+    """What a refused request must not have changed: each engine, its free and cached blocks."""
     statuses = [status_of(service) for service in engines(fleet)]
-    return [(s.instance_id, s.num_free_blocks, s.num_cached_blocks) for s in statuses]
+    return [(s.engine_pid, s.num_free_blocks, s.num_cached_blocks) for s in statuses]
