@@ -30,7 +30,7 @@ def make_prompts(vocab_size: int) -> list[list[int]]:
 def test_64_requests_at_once_equal_themselves_alone(
     tiny_model: Path, start_fleet: StartFleet
 ) -> None:
-    fleet = start_fleet(FleetOptions(tiny_model, 2, 2, kvstore=False, kv_memory=KV_MEMORY))
+    fleet = start_fleet(FleetOptions(tiny_model, 2, 2, kv_memory=KV_MEMORY))
     prompts = make_prompts(256)
     source = random.Random(7)
     params = [

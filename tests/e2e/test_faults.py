@@ -17,7 +17,7 @@ import grpc
 import pytest
 
 from crossdock.cli.fleet import Fleet
-from crossdock.cli.fleet_plan import FleetOptions
+from crossdock.cli.fleet_plan import FleetOptions, Role
 from crossdock.cli.fleet_record import ServiceRecord
 from crossdock.models.tiny import TinyLlama, write_tiny_llama
 from tests.conftest import KV_MEMORY, StartFleet
@@ -43,10 +43,16 @@ def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_llama(tmp_path_factory.mktemp("models") / "slow", shape)
 
 
-def small_chunks(model: Path, **changes: object) -> FleetOptions:
+def small_chunks(model: Path, transport: str = "") -> FleetOptions:
     """Prompts take several steps, so that faults meet handoffs in every state."""
-    arguments = {role: ["--token-budget", "128", "--verify-handoff"] for role in ("prefill", "decode")}
-    return FleetOptions(model, kvstore=False, kv_memory=KV_MEMORY, arguments=arguments, **changes)  # type: ignore[arg-type]
+    engine = ["--token-budget", "128", "--verify-handoff"]
+    arguments: dict[Role, list[str]] = {
+        "prefill": engine,
+        "decode": engine,
+        # An instance that drains is not waited for.
+        "router": ["--instance-wait", "1"],
+    }
+    return FleetOptions(model, kv_memory=KV_MEMORY, arguments=arguments, transport=transport)
 
 
 def counter(service: ServiceRecord, name: str) -> int:
@@ -77,8 +83,7 @@ def test_cancelled_requests_leave_nothing_reserved(
             for step in range(24):
                 prompts = [[step, index, *PROMPT] for index in range(4)]
                 tasks = [
-                    asyncio.create_task(caller.generate(prompt, sampling(24)))
-                    for prompt in prompts
+                    asyncio.create_task(caller.generate(prompt, sampling(24))) for prompt in prompts
                 ]
                 await asyncio.sleep(whole_s * step / 16)
                 for task in tasks:
@@ -109,7 +114,7 @@ def front_of(role: str) -> Callable[[Fleet], int]:
 def test_a_killed_engine_is_started_again(
     role: str, transport: str, slow_model: Path, start_fleet: StartFleet
 ) -> None:
-    fleet = start_fleet(small_chunks(slow_model, transport=transport))
+    fleet = start_fleet(small_chunks(slow_model, transport))
     prompts = [[index, *PROMPT] for index in range(NUM_RUNNING)]
 
     async def run() -> None:
@@ -174,7 +179,8 @@ def test_sigterm_drains(role: str, slow_model: Path, start_fleet: StartFleet) ->
             assert (await running).same == expected.same
 
     asyncio.run(run())
-    assert process.wait(60) == 0
+    assert process.wait(60)
+    assert process.exit_code == 0
 
 
 def cpu_seconds(pid: int) -> float:
@@ -183,7 +189,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def test_an_idle_fleet_sleeps(tiny_model: Path, start_fleet: StartFleet) -> None:
-    fleet = start_fleet(FleetOptions(tiny_model, kvstore=False, kv_memory=KV_MEMORY))
+    fleet = start_fleet(FleetOptions(tiny_model, kv_memory=KV_MEMORY))
 
     async def warm_up() -> None:
         async with Caller(router_address(fleet)) as caller:
