@@ -72,7 +72,9 @@ Status UcxTransport::open_workers() {
   // Frames of 256 KiB move 4.3 GB/s over loopback, UCX's default of 8 KiB 0.9.
   UcxOptions options = {{"TLS", rc ? (tcp ? "rc,tcp,self" : "rc,self") : "tcp,self"},
                         {"TCP_TX_SEG_SIZE", "256k"},
-                        {"TCP_RX_SEG_SIZE", "256k"}};
+                        {"TCP_RX_SEG_SIZE", "256k"},
+                        // Never from the heap, whose bytes are not zero.
+                        {"ALLOC_PRIO", config_.huge_pages ? "huge,mmap" : "mmap"}};
   if (!config_.bind_interface.empty() && !rc) {
     options.emplace_back("NET_DEVICES", config_.bind_interface);
   }

@@ -36,6 +36,14 @@ TEST_P(UcxTransportTest, BecomesReadyOverTheTransportThatWasAsked) {
   }
 }
 
+TEST_P(UcxTransportTest, ANewSegmentIsZero) {
+  open();
+  const auto segment = pair_.a.transport->segment();
+  EXPECT_EQ(segment.size(), kSegmentBytes);
+  EXPECT_TRUE(
+      std::all_of(segment.begin(), segment.end(), [](auto b) { return b == std::byte{0}; }));
+}
+
 TEST_P(UcxTransportTest, AWriteLandsWhereItWasSentAndNowhereElse) {
   open_and_connect();
   fill(pair_.a.transport->segment(), 1);
