@@ -19,6 +19,7 @@ MANY_PARAMETERS: dict[str, str] = {
 READS_ENVIRONMENT: dict[str, str] = {
     "crossdock/cli/fleet_record.py": "run directories lie where XDG_RUNTIME_DIR says",
     "crossdock/engine/process.py": "CROSSDOCK_ENGINE names another engine program",
+    "crossdock/rpc/__init__.py": "gRPC reads how much it says when it is loaded",
     "crossdock/models/cache.py": "the user's cache lies where XDG_CACHE_HOME says",
     "crossdock/models/fetching.py": "the package installer runs in the caller's environment",
 }

@@ -79,10 +79,11 @@ def _breakable_lines(path: str) -> Iterator[tuple[int, str]]:
 
 
 def test_lines_fit() -> None:
-    """100 columns of code, 120 of prose."""
+    """100 columns of code, 120 of prose. Python and C++ are held to it by their formatters."""
     wide = [
         f"{path}:{number}: {len(line)} columns"
         for path in texts()
+        if not path.endswith((".py", ".pyi", ".cpp", ".h"))
         for number, line in _breakable_lines(path)
         if len(line) > (PROSE_COLUMNS_MAX if path.endswith(".md") else COLUMNS_MAX)
     ]
