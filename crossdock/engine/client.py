@@ -92,7 +92,8 @@ class Engine:
     async def wait_ready(self, timeout_s: float) -> None:
         """Returns once the engine serves. Raises EngineStartError, and then the process ends."""
         try:
-            self.ready = await asyncio.wait_for(asyncio.shield(self._started), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                self.ready = await asyncio.shield(self._started)
         except TimeoutError:
             self.kill()
             raise EngineStartError(
@@ -150,7 +151,8 @@ class Engine:
             self._status = self._loop.create_future()
             self.send(native.QueryStatus())
         try:
-            return await asyncio.wait_for(asyncio.shield(self._status), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(self._status)
         except TimeoutError:
             raise deadline_exceeded(
                 f"the engine did not report its status within {timeout_s:g} s"
@@ -166,7 +168,8 @@ class Engine:
         """Asks the engine to end, and sees to it that it does."""
         self.send(native.Shutdown())
         try:
-            await asyncio.wait_for(self.wait_down(), _SHUTDOWN_S)
+            async with asyncio.timeout(_SHUTDOWN_S):
+                await self.wait_down()
         except TimeoutError:
             self.kill()
             await self.wait_down()

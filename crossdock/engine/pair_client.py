@@ -81,7 +81,8 @@ class PairDialer:
 
 async def _first_answer(call: Any, address: str) -> kv_pb2.ConnectResponse:
     try:
-        answer = await asyncio.wait_for(call.read(), limits.PAIR_READY_MAX_S)
+        async with asyncio.timeout(limits.PAIR_READY_MAX_S):
+            answer = await call.read()
     except grpc.RpcError as error:
         raise from_rpc_error(error) from error
     except TimeoutError:

@@ -88,7 +88,9 @@ class Pair:
     async def wait_ready(self, timeout_s: float) -> None:
         """Returns once handoffs may run. Raises why they cannot."""
         try:
-            await asyncio.wait_for(self._settled.wait(), timeout_s)
+            # Not wait_for: before Python 3.12 it may swallow a cancellation.
+            async with asyncio.timeout(timeout_s):
+                await self._settled.wait()
         except TimeoutError:
             raise unreachable(
                 f"the engine of {self.remote.instance_id} did not answer within {timeout_s:g} s"

@@ -133,8 +133,9 @@ class EngineSupervisor:
         last, changed_at = engine.progress(), clock()
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(engine.wait_down(), self._times.watch_interval_s)
-                return
+                async with asyncio.timeout(self._times.watch_interval_s):
+                    await engine.wait_down()
+                    return
             now = engine.progress()
             if now != last or not now[1]:
                 last, changed_at = now, clock()

@@ -47,7 +47,8 @@ class CallGate:
     async def wait_idle(self, timeout_s: float) -> bool:
         """Whether the last call ended within the time."""
         try:
-            await asyncio.wait_for(self._idle.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
         except TimeoutError:
             return False
         return True

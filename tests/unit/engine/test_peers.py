@@ -76,6 +76,17 @@ async def test_waiting_for_ready_is_bounded(book: Book) -> None:
     assert raised.value.reason == Reason.UNREACHABLE
 
 
+async def test_a_cancellation_beside_the_answer_is_not_lost(book: Book) -> None:
+    pair = book.peers.connect(remote(), TERMS)
+    waiting = asyncio.create_task(pair.wait_ready(10))
+    await asyncio.sleep(0.01)
+    book.connected(pair.peer_id)
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
 async def test_a_refused_layout_names_both_sides(book: Book) -> None:
     pair = book.peers.connect(remote(), TERMS)
     book.down(pair.peer_id, closed=False, code=9)
