@@ -23,7 +23,7 @@ NATIVE_SOURCES := CMakeLists.txt $(shell find native -type f \
   -not -path 'native/tests/*' -not -path 'native/bench/*' -not -path 'native/fuzz/*')
 CXX_FILES = $(shell git ls-files 'native/*.cpp' 'native/*.h')
 # Test, benchmark and sanitizer builds are configured by folder name.
-CTEST := ctest --output-on-failure -j $(JOBS)
+CTEST := ctest --no-tests=error --output-on-failure -j $(JOBS) --test-dir
 
 ##@ Use
 
@@ -74,7 +74,7 @@ test: test-native test-python ## All tests, C++ and Python (less than 10 minutes
 test-native: build ## The C++ tests, without sanitizers
 	cmake -S . -B $(PLAIN) -DCROSSDOCK_TESTS=ON
 	cmake --build $(PLAIN)
-	cd $(PLAIN) && $(CTEST)
+	$(CTEST) $(PLAIN)/native
 
 .PHONY: test-python
 test-python: build $(STAMPS)/oracle ## The Python tests: unit, integration, end to end
@@ -86,14 +86,15 @@ test-asan: $(STAMPS)/dev ## The C++ tests under the address and undefined behavi
 	cmake -S . -B build/asan -G Ninja -DCROSSDOCK_TESTS=ON \
 	  -DCROSSDOCK_SANITIZE=address,undefined
 	cmake --build build/asan
-	cd build/asan && LSAN_OPTIONS=suppressions=$(CURDIR)/tools/lsan.supp:print_suppressions=0 \
-	  $(CTEST)
+	LSAN_OPTIONS=suppressions=$(CURDIR)/tools/lsan.supp:print_suppressions=0 \
+	  $(CTEST) build/asan/native
 
 .PHONY: test-tsan
 test-tsan: $(STAMPS)/dev ## The C++ tests under the thread sanitizer
 	cmake -S . -B build/tsan -G Ninja -DCROSSDOCK_TESTS=ON -DCROSSDOCK_SANITIZE=thread
 	cmake --build build/tsan
-	cd build/tsan && TSAN_OPTIONS=suppressions=$(CURDIR)/tools/tsan.supp:halt_on_error=1 $(CTEST)
+	TSAN_OPTIONS=suppressions=$(CURDIR)/tools/tsan.supp:halt_on_error=1 \
+	  $(CTEST) build/tsan/native
 
 .PHONY: bench
 bench: build ## Measure; print each figure beside its limit; write bench/out/
