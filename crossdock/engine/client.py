@@ -68,6 +68,7 @@ class Engine:
         self._started: asyncio.Future[native.Ready] = self._loop.create_future()
         self._status: asyncio.Future[native.StatusReport] | None = None
         self._down = asyncio.Event()
+        self.last_report: native.StatusReport | None = None
         self.peers = PeerBook(self.send)
         self.on_store_event: Callable[[StoreEvent], None] = _ignore_store_event
         self._loop.add_reader(link.to_front_fd, self._receive)
@@ -206,6 +207,7 @@ class Engine:
             case native.PeerConnected() | native.PeerDown():
                 self.peers.on_event(event)
             case native.StatusReport():
+                self.last_report = event
                 if self._status is not None and not self._status.done():
                     self._status.set_result(event)
             case native.Ready():

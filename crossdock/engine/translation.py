@@ -12,7 +12,7 @@ from crossdock.engine.client import Engine
 from crossdock.engine.front import Front
 from crossdock.engine.peers import MAC_KEY_BYTES, PairTerms, Remote
 from crossdock.engine.validation import Request, check_text
-from crossdock.errors import invalid_argument
+from crossdock.errors import CrossdockError, invalid_argument
 
 
 def sampling_of(message: decode_pb2.TokenSampling) -> native.Sampling:
@@ -109,7 +109,9 @@ def _check_bytes(field: str, value: bytes, bytes_max: int) -> None:
 
 
 async def status_of(front: Front) -> kv_pb2.InstanceStatus:
-    """The instance as it is now. While its engine is away, what the front knows alone."""
+    """The instance as it is now. While its engine is away, what the front knows alone; while it
+    is inside a long step, its last report.
+    """
     config, supervisor = front.config, front.supervisor
     message = kv_pb2.InstanceStatus(
         instance_id=front.instance_id,
@@ -141,7 +143,13 @@ async def status_of(front: Front) -> kv_pb2.InstanceStatus:
             transport=pair.transport,
             state=pair.state_name,
         )
-    _add_report(message, await engine.status(limits.STATUS_MAX_S))
+    try:
+        report: native.StatusReport | None = await engine.status(limits.STATUS_MAX_S)
+    except CrossdockError:  # inside a long step, or just ended
+        report = engine.last_report
+        message.ready = message.ready and not engine.down
+    if report is not None:
+        _add_report(message, report)
     return message
 
 

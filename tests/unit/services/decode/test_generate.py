@@ -12,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from crossdock import _native as native
 from crossdock.api.v1 import decode_pb2, kv_pb2
+from crossdock.engine import limits
 from crossdock.errors import Code, CrossdockError, Reason
 from crossdock.rpc.status import from_rpc_error
 from tests.fakes.engine import ended, started, token, tokens
@@ -253,6 +254,25 @@ async def test_our_engines_death_ends_the_pair_on_both_sides(
     await decode.engine.next(native.Expect)
     assert [command.epoch for command in prefill.engine.sent(native.ConnectPeer)] == [21, 22]
     again.cancel()
+
+
+async def test_a_busy_engine_is_described_by_its_last_report(
+    decode: Instance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await decode.decode.GetStatus(kv_pb2.InstanceRequest(), timeout=10)
+    decode.engine.answers_status = False
+    monkeypatch.setattr(limits, "STATUS_MAX_S", 0.02)
+    status = await decode.decode.GetStatus(kv_pb2.InstanceRequest(), timeout=10)
+    assert (status.ready, status.num_steps) == (True, 42)
+
+
+async def test_an_engine_that_ends_meanwhile_is_not_ready(decode: Instance) -> None:
+    decode.engine.answers_status = False
+    call = decode.decode.GetStatus(kv_pb2.InstanceRequest(), timeout=10)
+    await decode.engine.next(native.QueryStatus)
+    decode.engine.kill()
+    status = await call
+    assert (status.instance_id, status.ready) == ("decode-1", False)
 
 
 async def test_status_joins_engine_and_front(decode: Instance, prefill: Instance) -> None:
