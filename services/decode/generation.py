@@ -48,6 +48,7 @@ class Generation:
         engine = self._front.supervisor.current()
         check_request(request, engine.ready, needs_handoff=False)
         _check_source(request, source)
+        _check_room(request, engine.ready)
         with self._front.live.claim(request):
             command = await self._command(engine, request, source)
             sequence = engine.open(command, local=source is None)
@@ -87,6 +88,19 @@ def _chunk_of(events: list[SequenceEvent], facts: StartFacts) -> Chunk:
                 chunk.tokens.append(event)
                 chunk.finish = event.finish
     return chunk
+
+
+def _check_room(request: Request, ready: native.Ready) -> None:
+    """The whole sequence must fit, or it could not end. The prompt is checked already."""
+    pool_tokens = ready.num_blocks * limits.BLOCK_TOKENS
+    room_tokens = min(ready.context_tokens_max, pool_tokens) - len(request.token_ids)
+    if request.sampling.max_tokens > room_tokens:
+        raise invalid_argument(
+            "sampling.max_tokens",
+            f"is {request.sampling.max_tokens}; after a prompt of {len(request.token_ids)} tokens "
+            f"at most {room_tokens} fit the context of {ready.context_tokens_max} tokens and the "
+            f"KV memory of {pool_tokens}",
+        )
 
 
 def _check_source(request: Request, source: Source | None) -> None:

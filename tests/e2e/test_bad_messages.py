@@ -144,6 +144,9 @@ def sources(requests: Requests) -> Iterator[Refused]:
 
     invalid, unavailable = Code.INVALID_ARGUMENT, Code.UNAVAILABLE
     yield case("handoff_id", "must be set", invalid, handoff_id=b"")
+    for max_tokens in (2_046, 2**32 - 1):
+        params = requests.sampling(max_tokens=max_tokens)
+        yield case("sampling.max_tokens", "at most 2045", invalid, sampling=params)
     none = {"source_instance_id": "", "source_address": "", "source_epoch": 0}
     yield case("source_instance_id", "must name", invalid, **none)
     yield case("source_instance_id", "not be empty", invalid, source_instance_id="")
