@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -46,6 +47,12 @@ from services.prefill.store_client import StoreClient
 
 KV_MEMORY_BYTES = 8 << 20
 STORE_MEMORY_BYTES = 32 << 20
+VOCAB_SIZE = 512
+
+
+def prompt(num_tokens: int, seed: int = 0) -> list[int]:
+    draw = random.Random(f"{num_tokens}/{seed}")
+    return [draw.randrange(VOCAB_SIZE) for _ in range(num_tokens)]
 
 
 @dataclass
@@ -245,15 +252,14 @@ async def prefill_instance(
 
 
 @asynccontextmanager
-async def store_instance(transport: str = "auto") -> AsyncIterator[Instance]:
+async def store_instance(transport: str = "auto", port: int = 0) -> AsyncIterator[Instance]:
     epoch = secrets.randbits(64) | 1
     segment = native.Segment(transport=transport, segment_bytes=STORE_MEMORY_BYTES, epoch=epoch)
     server = RpcServer("kvstore-1", ungated=STORE_UNGATED)
     store = Store("kvstore-1", epoch, segment, Tier(STORE_MEMORY_BYTES), lambda: False)
     server.add(STORE_NAME, register_store(KvStoreServicer(store)))
-    port = await server.start("127.0.0.1", 0)
+    address = f"127.0.0.1:{await server.start('127.0.0.1', port)}"
     await server.set_serving(True)
-    address = f"127.0.0.1:{port}"
     async with open_channel(address) as channel:
         yield Instance("kvstore-1", address, kvstore_pb2_grpc.KvStoreStub(channel))
     await server.stop()

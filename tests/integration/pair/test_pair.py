@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import signal
 from pathlib import Path
 from typing import Any
@@ -12,23 +11,16 @@ from typing import Any
 import grpc
 import pytest
 
-from crossdock.api.v1 import decode_pb2, kv_pb2
+from crossdock.api.v1 import decode_pb2
 from crossdock.errors import Code, CrossdockError, Reason
 from crossdock.rpc.status import from_rpc_error
 from tests.integration.pair.conftest import (
     Pair,
     decode_instance,
     prefill_instance,
+    prompt,
     request_fields,
-    running_pair,
 )
-
-VOCAB_SIZE = 512
-
-
-def prompt(num_tokens: int, seed: int = 0) -> list[int]:
-    draw = random.Random(f"{num_tokens}/{seed}")
-    return [draw.randrange(VOCAB_SIZE) for _ in range(num_tokens)]
 
 
 async def error_of(call: Any) -> CrossdockError:
@@ -158,32 +150,3 @@ async def test_layouts_that_differ_are_refused_with_both(tiny_model: Path) -> No
         assert "bf16" in error.message
         assert "f32" in error.message
         handoff.cancel()
-
-
-async def test_the_store_gives_a_new_engine_what_the_old_one_computed(tiny_model: Path) -> None:
-    async with running_pair(tiny_model, with_store=True) as pair:
-        await pair.prefill.until(_connected_to_store)
-        cold = await pair.handed_off(prompt(200))
-        await pair.store.until(lambda status: status.num_cached_blocks == 6)
-        before = await pair.prefill.status()
-        os.kill(before.engine_pid, signal.SIGKILL)
-        await pair.prefill.until(
-            lambda status: status.epoch != before.epoch and _connected_to_store(status)
-        )
-        warm = await pair.handed_off(prompt(200))
-        assert warm.digests == cold.digests
-        assert warm.prefill is not None
-        assert warm.prefill.cached_prompt_tokens == 192
-        counters = {c.name: c.value for c in (await pair.prefill.status()).counters}
-        assert counters["store_blocks_read"] == 6
-        assert counters["store_blocks_bad"] == 0
-        status = await pair.store.until(lambda status: _counter(status, "leases") == 0)
-        assert _counter(status, "hit_blocks") == 6
-
-
-def _connected_to_store(status: kv_pb2.InstanceStatus) -> bool:
-    return any(peer.instance_id == "kvstore-1" and peer.state == "ready" for peer in status.peers)
-
-
-def _counter(status: kv_pb2.InstanceStatus, name: str) -> int:
-    return next(counter.value for counter in status.counters if counter.name == name)
