@@ -45,10 +45,10 @@ std::vector<int32_t> ramp(int32_t first, int32_t step, size_t count = kBlockToke
 TEST(BlockHash, AgreesWithTheDocumentedVectors) {
   std::ifstream file(BLOCK_HASH_VECTORS);
   ASSERT_TRUE(file) << "cannot read " << BLOCK_HASH_VECTORS;
-  const std::regex root(
-      R"re(root salt="(.*)" model=([0-9a-f]{32}) adapter="(.*)" numerics="(.*)" = ([0-9a-f]{32}))re");
-  const std::regex link(
-      R"re(link parent=([0-9a-f]{32}) first=(-?\d+) step=(-?\d+) = ([0-9a-f]{32}))re");
+  const std::string hash = "([0-9a-f]{32})";
+  const std::regex root("root salt=\"(.*)\" model=" + hash +
+                        " adapter=\"(.*)\" numerics=\"(.*)\" = " + hash);
+  const std::regex link("link parent=" + hash + " first=(-?\\d+) step=(-?\\d+) = " + hash);
   int num_roots = 0, num_links = 0;
   std::smatch m;
   for (std::string line; std::getline(file, line);) {
