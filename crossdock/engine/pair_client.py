@@ -18,23 +18,32 @@ from crossdock.engine.client import Engine
 from crossdock.engine.peers import MAC_KEY_BYTES, Pair, PairTerms, Remote
 from crossdock.engine.translation import endpoint_of, remote_of
 from crossdock.errors import CrossdockError, stale_epoch, unreachable
+from crossdock.rpc.channel import open_channel
 from crossdock.rpc.status import from_rpc_error
 
 _log = structlog.get_logger("crossdock.engine")
 
-# The `Connect` of a stub: one request, a stream of responses.
-ConnectMethod: TypeAlias = Callable[[kv_pb2.ConnectRequest], Any]
+# The stub of a service that has `Connect`, made on a channel.
+StubFactory: TypeAlias = Callable[[grpc.aio.Channel], Any]
 
 
 @dataclass(frozen=True)
 class Callee:
     """Whom to pair with. `instance_id` and `epoch` are checked against the answer when given."""
 
-    connect: ConnectMethod
+    make_stub: StubFactory
     address: str
     instance_id: str | None = None
     epoch: int | None = None
     store: bool = False
+
+
+@dataclass(frozen=True)
+class Dialed:
+    """A pair, and a stub to the other side that may be used until the pair is broken."""
+
+    pair: Pair
+    stub: Any
 
 
 class PairDialer:
@@ -44,7 +53,7 @@ class PairDialer:
         self._instance_id = instance_id
         self._watches: set[asyncio.Task[None]] = set()
 
-    async def dial(self, engine: Engine, callee: Callee) -> Pair:
+    async def dial(self, engine: Engine, callee: Callee) -> Dialed:
         """A pair that is CONNECTING in our engine; wait for it to be ready. Raises why not."""
         if callee.instance_id is not None:
             again = unreachable("connecting again")
@@ -52,7 +61,9 @@ class PairDialer:
         terms = PairTerms(
             incarnation=secrets.randbits(64) | 1, mac_key=secrets.token_bytes(MAC_KEY_BYTES)
         )
-        call = callee.connect(
+        channel = open_channel(callee.address)  # the pair's own: it ends with it
+        stub = callee.make_stub(channel)
+        call = stub.Connect(
             kv_pb2.ConnectRequest(
                 endpoint=endpoint_of(engine, self._instance_id),
                 incarnation=terms.incarnation,
@@ -66,11 +77,12 @@ class PairDialer:
             pair = engine.peers.connect(remote, terms, store=callee.store)
         except BaseException:
             call.cancel()
+            await channel.close(None)
             raise
-        watch = asyncio.create_task(_watch(engine, pair, call))
+        watch = asyncio.create_task(_watch(engine, pair, call, channel))
         self._watches.add(watch)
         watch.add_done_callback(self._watches.discard)
-        return pair
+        return Dialed(pair, stub)
 
     async def close(self) -> None:
         """Ends every stream, and with it every pair."""
@@ -106,7 +118,7 @@ def _check_answer(callee: Callee, answer: kv_pb2.ConnectResponse) -> Remote:
     return remote
 
 
-async def _watch(engine: Engine, pair: Pair, call: Any) -> None:
+async def _watch(engine: Engine, pair: Pair, call: Any, channel: grpc.aio.Channel) -> None:
     """Ends stream and pair when either ends."""
     end = asyncio.create_task(_end_of(call))
     broken = asyncio.create_task(pair.wait_broken())
@@ -124,6 +136,7 @@ async def _watch(engine: Engine, pair: Pair, call: Any) -> None:
         if not pair.store:
             engine.send(native.PeerLost(epoch=pair.remote.epoch))
         _log.info("pair_ended", peer=pair.remote.instance_id, error=error.message)
+        await channel.close(None)
 
 
 async def _end_of(call: Any) -> CrossdockError:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-import grpc
-
 from crossdock.api.v1 import prefill_pb2_grpc
 from crossdock.engine import limits
 from crossdock.engine.client import Engine
-from crossdock.engine.pair_client import Callee, PairDialer
+from crossdock.engine.pair_client import Callee, Dialed, PairDialer
 from crossdock.engine.peers import Pair
 from crossdock.errors import stale_epoch
-from crossdock.rpc.channel import open_channel
 
 
 @dataclass(frozen=True)
@@ -32,8 +29,7 @@ class Sources:
 
     def __init__(self, instance_id: str) -> None:
         self._dialer = PairDialer(instance_id)
-        self._channels: dict[str, grpc.aio.Channel] = {}
-        self._dials: dict[tuple[Engine, Source], asyncio.Task[Pair]] = {}
+        self._dials: dict[tuple[Engine, Source], asyncio.Task[Dialed]] = {}
 
     async def ready(self, engine: Engine, source: Source) -> Pair:
         """The pair with that engine, ready for a handoff. Raises why there is none."""
@@ -47,32 +43,26 @@ class Sources:
                     f"{source.epoch:016x}"
                 )
         else:
-            pair = await self._dial(engine, source)
+            pair = (await self._dial(engine, source)).pair
         await pair.wait_ready(limits.PAIR_READY_MAX_S)
         return pair
 
-    async def _dial(self, engine: Engine, source: Source) -> Pair:
+    async def _dial(self, engine: Engine, source: Source) -> Dialed:
         key = (engine, source)
         task = self._dials.get(key)
         if task is None:
-            stub = prefill_pb2_grpc.PrefillStub(self._channel(source.address))
-            callee = Callee(stub.Connect, source.address, source.instance_id, source.epoch)
+            callee = Callee(
+                prefill_pb2_grpc.PrefillStub, source.address, source.instance_id, source.epoch
+            )
             task = asyncio.create_task(self._dialer.dial(engine, callee))
             self._dials[key] = task
             task.add_done_callback(lambda done: self._dialed(key, done))
         return await asyncio.shield(task)
 
-    def _dialed(self, key: tuple[Engine, Source], task: asyncio.Task[Pair]) -> None:
+    def _dialed(self, key: tuple[Engine, Source], task: asyncio.Task[Dialed]) -> None:
         self._dials.pop(key, None)
         if not task.cancelled():
             task.exception()  # retrieved: those who asked may be gone
-
-    def _channel(self, address: str) -> grpc.aio.Channel:
-        channel = self._channels.get(address)
-        if channel is None:
-            channel = open_channel(address)
-            self._channels[address] = channel
-        return channel
 
     async def close(self) -> None:
         """Ends every pair."""
@@ -80,5 +70,3 @@ class Sources:
             task.cancel()
         await asyncio.gather(*self._dials.values(), return_exceptions=True)
         await self._dialer.close()
-        for channel in self._channels.values():
-            await channel.close(None)

@@ -25,7 +25,9 @@ class KvStoreService:
         segment = _segment(settings, memory_bytes, epoch)
         self._server = RpcServer(instance_id, ungated=UNGATED)
         gate = self._server.gate
-        self._store = Store(instance_id, epoch, segment, Tier(memory_bytes), lambda: gate.draining)
+        self._store = Store(
+            instance_id, epoch, segment, Tier(memory_bytes, epoch), lambda: gate.draining
+        )
         self._server.add(NAME, register(KvStoreServicer(self._store)))
 
     async def start(self) -> str:

@@ -53,10 +53,15 @@ class _ReadLease:
 
 
 class Tier:
-    """Used on one event loop. `memory_bytes` is divided into slots of the first engine's size."""
+    """Used on one event loop. `memory_bytes` is divided into slots of the first engine's size.
 
-    def __init__(self, memory_bytes: int) -> None:
+    `epoch` is the store's: lease ids begin there, so that one of a store that is gone never names a
+    lease of its successor.
+    """
+
+    def __init__(self, memory_bytes: int, epoch: int) -> None:
         self._memory_bytes = memory_bytes
+        self._first_lease_id = epoch >> 1  # leaves room to count up
         self._stride_bytes = 0
         self._index: native.BlockStore | None = None
         self._owners: set[int] = set()
@@ -129,7 +134,7 @@ class Tier:
         if self._index is None:
             raise not_found(f"lease {lease_id} is unknown")
         with _statuses():
-            return self._index.commit(lease_id, words)
+            return self._index.commit(self._inner_id(lease_id), words)
 
     def release(self, lease_id: int, bad: Sequence[Hash]) -> None:
         """Ends a lease, after dropping what its reader found not to match. A lease that expired
@@ -142,7 +147,7 @@ class Tier:
         for hash_ in bad:
             if hash_ in generations:
                 self._index.drop(*hash_, generations[hash_])
-        self._index.release(lease_id)
+        self._index.release(self._inner_id(lease_id))
 
     def expire(self, now_ms: int) -> int | None:
         """Ends what is over; returns when the next lease is, in milliseconds."""
@@ -170,9 +175,13 @@ class Tier:
         assert self._index is not None, "an owner is connected, so the index exists"
         return self._index
 
+    def _inner_id(self, lease_id: int) -> int:
+        return max(0, lease_id - self._first_lease_id)  # 0: of no lease
+
     def _lease_of(self, granted: native.BlockLease) -> Lease:
+        lease_id = granted.lease_id + self._first_lease_id if granted.lease_id else 0
         return Lease(
-            granted.lease_id,
+            lease_id,
             tuple(
                 Place(
                     (block.hash_low, block.hash_high),

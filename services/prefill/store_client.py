@@ -18,11 +18,9 @@ from crossdock import _native as native
 from crossdock.api.v1 import kv_pb2, kvstore_pb2, kvstore_pb2_grpc
 from crossdock.engine import limits
 from crossdock.engine.client import Engine, StoreEvent
-from crossdock.engine.pair_client import Callee, PairDialer
-from crossdock.engine.peers import Pair
+from crossdock.engine.pair_client import Callee, Dialed, PairDialer
 from crossdock.engine.translation import digest_bytes, digest_words
 from crossdock.errors import Code, CrossdockError, unreachable
-from crossdock.rpc.channel import open_channel
 from crossdock.rpc.status import from_rpc_error
 from services.prefill.circuit import Circuit
 
@@ -49,24 +47,22 @@ class StoreClient:
 
     def __init__(self, instance_id: str, address: str) -> None:
         self._address = address
-        self._channel = open_channel(address)
-        self._stub = kvstore_pb2_grpc.KvStoreStub(self._channel)
         self._dialer = PairDialer(instance_id)
         self._circuit = Circuit(pause_min_s=_PAUSE_MIN_S, pause_max_s=_PAUSE_MAX_S)
-        self._engine: Engine | None = None
-        self._pair: Pair | None = None
+        self._store: Dialed | None = None
+        # Of which store each lease is: another store may use the same number.
+        self._leases: dict[int, Dialed] = {}
         self._connecting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def connected(self) -> bool:
-        return self._pair is not None and self._pair.ready
+        return self._store is not None and self._store.pair.ready
 
     def attach(self, engine: Engine) -> None:
         """A new engine serves: its events are answered from now on, its pair is made and kept."""
         engine.on_store_event = lambda event: self._on_event(engine, event)
-        self._engine = engine
-        self._pair = None
+        self._lose_store()
         if self._connecting is not None:
             self._connecting.cancel()
         self._connecting = asyncio.create_task(self._keep_connected(engine))
@@ -78,27 +74,28 @@ class StoreClient:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._dialer.close()
-        await self._channel.close(None)
 
     async def _keep_connected(self, engine: Engine) -> None:
         backoff_s = _RECONNECT_MIN_S
-        callee = Callee(self._stub.Connect, self._address, store=True)
+        callee = Callee(kvstore_pb2_grpc.KvStoreStub, self._address, store=True)
         while not engine.down:
             # Connecting again tells the store that nothing of the former pair is in flight.
             for former in [pair for pair in engine.peers if pair.store]:
                 engine.peers.disconnect(former, unreachable("connecting again"))
                 await former.wait_closed()
             try:
-                pair = await self._dialer.dial(engine, callee)
+                store = await self._dialer.dial(engine, callee)
+                pair = store.pair
                 await pair.wait_ready(limits.PAIR_READY_MAX_S)
             except CrossdockError as error:
                 _log.warning("store_not_connected", address=self._address, error=error.message)
             else:
                 _log.info("store_connected", address=self._address, transport=pair.transport)
-                self._pair = pair
+                self._store = store
+                self._circuit.succeeded()
                 backoff_s = _RECONNECT_MIN_S
                 await pair.wait_broken()
-                self._pair = None
+                self._lose_store()
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, _RECONNECT_MAX_S)
 
@@ -119,19 +116,20 @@ class StoreClient:
 
     async def _look_up(self, engine: Engine, event: native.StoreLookup) -> None:
         found = native.StoreFound(sequence_id=event.sequence_id, peer_id=0, lease_id=0, blocks=[])
-        pair = self._usable_pair()
-        if pair is not None:
+        store = self._usable_store()
+        if store is not None:
             reply = await self._call(
-                self._stub.Acquire,
+                store.stub.Acquire,
                 kvstore_pb2.AcquireRequest(
                     owner_epoch=engine.epoch, chain=_hashes(event.chain), ttl_ms=_LEASE_MS
                 ),
                 _ACQUIRE_S,
             )
-            if reply is not None and reply.lease_id and pair.ready:
+            if reply is not None and reply.lease_id and store.pair.ready:
+                self._leases[reply.lease_id] = store
                 found = native.StoreFound(
                     sequence_id=event.sequence_id,
-                    peer_id=pair.peer_id,
+                    peer_id=store.pair.peer_id,
                     lease_id=reply.lease_id,
                     blocks=[_stored(block) for block in reply.blocks],
                 )
@@ -139,55 +137,54 @@ class StoreClient:
 
     async def _reserve(self, engine: Engine, event: native.StoreOffer) -> None:
         places = native.StorePlaces(offer_id=event.offer_id, peer_id=0, lease_id=0, blocks=[])
-        pair = self._usable_pair()
-        if pair is not None:
+        store = self._usable_store()
+        if store is not None:
             reply = await self._call(
-                self._stub.Reserve,
+                store.stub.Reserve,
                 kvstore_pb2.ReserveRequest(
                     owner_epoch=engine.epoch, hashes=_hashes(event.hashes), ttl_ms=_LEASE_MS
                 ),
                 _BACKGROUND_S,
             )
-            if reply is not None and reply.lease_id and pair.ready:
+            if reply is not None and reply.lease_id and store.pair.ready:
+                self._leases[reply.lease_id] = store
                 places = native.StorePlaces(
                     offer_id=event.offer_id,
-                    peer_id=pair.peer_id,
+                    peer_id=store.pair.peer_id,
                     lease_id=reply.lease_id,
                     blocks=[_stored(block) for block in reply.blocks],
                 )
         engine.send(places)
 
     async def _release(self, lease_id: int, bad: list[int]) -> None:
-        await self._call(
-            self._stub.Release,
-            kvstore_pb2.ReleaseRequest(lease_id=lease_id, bad_blocks=_hashes(bad)),
-            _BACKGROUND_S,
-        )
+        """A lease of a store that is lost was released by the end of the pair."""
+        store = self._leases.pop(lease_id, None)
+        if store is not None:
+            await self._call(
+                store.stub.Release,
+                kvstore_pb2.ReleaseRequest(lease_id=lease_id, bad_blocks=_hashes(bad)),
+                _BACKGROUND_S,
+            )
 
     async def _publish(self, event: native.StoreWritten) -> None:
-        if event.blocks:
-            blocks = [
-                kvstore_pb2.StoredBlock(
-                    hash=kv_pb2.BlockHash(low=block.hash_low, high=block.hash_high),
-                    offset_bytes=block.offset_bytes,
-                    generation=block.generation,
-                    checksum=digest_bytes(block.checksum_low, block.checksum_high),
-                )
-                for block in event.blocks
-            ]
+        store = self._leases.get(event.lease_id)
+        if store is not None and event.blocks:
             await self._call(
-                self._stub.Commit,
-                kvstore_pb2.CommitRequest(lease_id=event.lease_id, blocks=blocks),
+                store.stub.Commit,
+                kvstore_pb2.CommitRequest(
+                    lease_id=event.lease_id, blocks=[_published(block) for block in event.blocks]
+                ),
                 _BACKGROUND_S,
             )
         await self._release(event.lease_id, [])
 
-    def _usable_pair(self) -> Pair | None:
-        pair = self._pair
+    def _lose_store(self) -> None:
+        self._store = None
+        self._leases.clear()
+
+    def _usable_store(self) -> Dialed | None:
         now_s = asyncio.get_running_loop().time()
-        if pair is None or not pair.ready or not self._circuit.admits(now_s):
-            return None
-        return pair
+        return self._store if self.connected and self._circuit.admits(now_s) else None
 
     async def _call(
         self,
@@ -206,6 +203,11 @@ class StoreClient:
                 self._circuit.succeeded()
             _log.warning("store_call_failed", call=type(request).__name__, error=error.message)
             return None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            return None  # the pair broke, and its channel was closed under the call
         self._circuit.succeeded()
         return reply
 
@@ -216,6 +218,15 @@ def _hashes(words: list[int]) -> list[kv_pb2.BlockHash]:
         kv_pb2.BlockHash(low=low, high=high)
         for low, high in zip(words[::2], words[1::2], strict=True)
     ]
+
+
+def _published(block: native.StoredBlock) -> kvstore_pb2.StoredBlock:
+    return kvstore_pb2.StoredBlock(
+        hash=kv_pb2.BlockHash(low=block.hash_low, high=block.hash_high),
+        offset_bytes=block.offset_bytes,
+        generation=block.generation,
+        checksum=digest_bytes(block.checksum_low, block.checksum_high),
+    )
 
 
 def _stored(block: kvstore_pb2.StoredBlock) -> native.StoredBlock:

@@ -108,11 +108,11 @@ class RunningStore:
 
 
 @asynccontextmanager
-async def running_store(port: int = 0) -> AsyncIterator[RunningStore]:
+async def running_store(port: int = 0, epoch: int = 99) -> AsyncIterator[RunningStore]:
     segment = FakeSegment()
     server = RpcServer("kvstore-1", ungated=UNGATED)
     gate = server.gate
-    store = Store("kvstore-1", 99, segment, Tier(MEMORY_BYTES), lambda: gate.draining)
+    store = Store("kvstore-1", epoch, segment, Tier(MEMORY_BYTES, epoch), lambda: gate.draining)
     server.add(NAME, register(KvStoreServicer(store)))
     bound = await server.start("127.0.0.1", port)
     await server.set_serving(True)

@@ -256,7 +256,7 @@ async def store_instance(transport: str = "auto", port: int = 0) -> AsyncIterato
     epoch = secrets.randbits(64) | 1
     segment = native.Segment(transport=transport, segment_bytes=STORE_MEMORY_BYTES, epoch=epoch)
     server = RpcServer("kvstore-1", ungated=STORE_UNGATED)
-    store = Store("kvstore-1", epoch, segment, Tier(STORE_MEMORY_BYTES), lambda: False)
+    store = Store("kvstore-1", epoch, segment, Tier(STORE_MEMORY_BYTES, epoch), lambda: False)
     server.add(STORE_NAME, register_store(KvStoreServicer(store)))
     address = f"127.0.0.1:{await server.start('127.0.0.1', port)}"
     await server.set_serving(True)

@@ -8,12 +8,13 @@ from crossdock.errors import Code, CrossdockError, Reason
 from services.kvstore.tier import Hash, Tier
 
 STRIDE = 4_096
+EPOCH = (1 << 64) - 1
 CHAIN: list[Hash] = [(1, 10), (2, 20), (3, 30)]
 SUM: Hash = (7, 8)
 
 
 def _tier(num_slots: int = 8) -> Tier:
-    tier = Tier(num_slots * STRIDE)
+    tier = Tier(num_slots * STRIDE, EPOCH)
     tier.admit(5, STRIDE, "prefill-1")
     return tier
 
@@ -30,7 +31,7 @@ def _quarantined(tier: Tier) -> int:
 
 
 def test_before_any_engine_there_is_nothing() -> None:
-    tier = Tier(8 * STRIDE)
+    tier = Tier(8 * STRIDE, EPOCH)
     assert tier.match(CHAIN) == 0
     assert tier.statistics() is None
     assert tier.expire(0) is None
@@ -53,6 +54,17 @@ def test_blocks_are_found_once_they_are_committed() -> None:
     ]
 
 
+def test_a_lease_of_another_store_names_none_of_ours() -> None:
+    tier, successor = _tier(), Tier(8 * STRIDE, 12_345)
+    successor.admit(5, STRIDE, "prefill-1")
+    old = tier.reserve(5, CHAIN, 1_000, 0)
+    new = successor.reserve(5, CHAIN, 1_000, 0)
+    successor.release(old.lease_id, [])
+    with pytest.raises(CrossdockError):
+        successor.commit(old.lease_id, [(CHAIN[0], SUM)])
+    assert successor.commit(new.lease_id, [(CHAIN[0], SUM)]) == 1
+
+
 def test_nothing_found_is_no_lease() -> None:
     tier = _tier()
     assert tier.acquire(5, CHAIN, 1_000, 0).lease_id == 0
@@ -73,9 +85,9 @@ def test_the_first_engine_sets_the_stride() -> None:
 
 def test_a_block_must_fit_into_the_memory() -> None:
     with pytest.raises(CrossdockError, match="--memory"):
-        Tier(STRIDE - 1).admit(5, STRIDE, "prefill-1")
+        Tier(STRIDE - 1, EPOCH).admit(5, STRIDE, "prefill-1")
     with pytest.raises(CrossdockError, match="does not tell"):
-        Tier(STRIDE).admit(5, 0, "prefill-1")
+        Tier(STRIDE, EPOCH).admit(5, 0, "prefill-1")
 
 
 def test_an_engine_that_is_not_connected_gets_no_lease() -> None:

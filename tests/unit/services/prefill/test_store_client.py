@@ -161,11 +161,16 @@ async def test_a_store_that_ends_and_returns_is_connected_again() -> None:
         port = int(first.address.rsplit(":", 1)[1])
         attached = await _attach(first.address)
         await attached.connected()
+        former = await attached.offer(1)
     assert (await attached.fake.next(native.DisconnectPeer)).peer_id == 1
     assert (await attached.look_up(1)).lease_id == 0
-    async with running_store(port) as second:
+    async with running_store(port, epoch=7_000) as second:
         await attached.connected()
-        assert (await attached.offer(1)).peer_id == 2
+        assert (await attached.offer(2)).peer_id == 2
+        assert second.slots()[1] == 3
+        # The lease was of the store that ended: that its writes are over says nothing here.
+        attached.written(former)
+        await attached.look_up(2)
         assert second.slots()[1] == 3
         await _detach(attached)
 
