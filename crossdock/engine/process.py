@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import signal
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -70,6 +71,11 @@ class EngineProcess:
 
     def __init__(self, child: asyncio.subprocess.Process) -> None:
         self._child = child
+        # None: it ended already. The child's own kill would reap it behind the event loop's back,
+        # and a plain pid may be another process by now.
+        self._pidfd: int | None = None
+        with contextlib.suppress(ProcessLookupError):
+            self._pidfd = os.pidfd_open(child.pid)
         self._forward = asyncio.create_task(self._forward_log())
 
     @property
@@ -79,11 +85,15 @@ class EngineProcess:
     async def wait(self) -> int:
         code = await self._child.wait()
         await self._forward
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
         return code
 
     def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self._child.kill()
+        if self._pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     async def _forward_log(self) -> None:
         stream = self._child.stderr

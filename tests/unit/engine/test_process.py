@@ -48,6 +48,19 @@ async def test_killing_ends_it_and_is_harmless_afterwards(tmp_path: Path) -> Non
     process.kill()
 
 
+async def test_a_kill_beside_the_exit_keeps_the_exit_code(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(20):
+        _, process = await ProcessLauncher(CONFIG, _program(tmp_path, "exit 7")).launch()
+        ending = asyncio.create_task(process.wait())
+        while not ending.done():
+            process.kill()
+            await asyncio.sleep(0)
+        assert ending.result() in (7, -9)
+    assert not caplog.records
+
+
 async def test_what_it_says_reaches_the_log(tmp_path: Path) -> None:
     body = """
 echo '{"event": "loaded", "level": "warning", "layers": 2}' >&2
