@@ -1,2 +1,4 @@
 crossdock_test(engine_messages_test SOURCES tests/engine/messages_test.cpp LINKS crossdock_engine)
 crossdock_test(engine_link_test SOURCES tests/engine/link_test.cpp LINKS crossdock_engine)
+crossdock_test(engine_engine_test SOURCES tests/engine/engine_test.cpp
+               LINKS crossdock_engine crossdock_model_testing)

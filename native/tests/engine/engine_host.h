@@ -1,0 +1,161 @@
+// An engine on a thread of its own, and the front's end of its link, for tests. Engines of one hub
+// reach each other by the loopback transport.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <poll.h>
+
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "../model/tiny_llama.h"
+#include "crossdock/engine/engine.h"
+#include "crossdock/transfer/loopback.h"
+
+namespace crossdock::testing {
+
+// What became of one sequence, as the front sees it.
+struct Outcome {
+  std::vector<int32_t> tokens;
+  std::vector<uint64_t> digests;
+  link::Finish finish = link::Finish::kNone;
+  bool ended = false;  // without success
+  StatusCode code = StatusCode::kOk;
+  bool handed_off = false;
+  uint32_t num_cached_tokens = 0;
+
+  bool over() const { return finish != link::Finish::kNone || ended || handed_off; }
+};
+
+class EngineHost {
+ public:
+  EngineHost(LoopbackHub& hub, const std::string& model, uint64_t epoch, uint32_t num_blocks)
+      : epoch_(epoch) {
+    auto front = FrontLink::create(1 << 20);
+    front_ = std::make_unique<FrontLink>(std::move(front).value());
+    auto link =
+        EngineLink::attach(front_->memory_fd(), front_->to_engine_fd(), front_->to_front_fd());
+    link_ = std::make_unique<EngineLink>(std::move(link).value());
+    auto executor = load_cpu_executor({.model_directory = model, .kv_dtype = DType::kF32});
+    EXPECT_TRUE(executor.ok()) << executor.status().to_string();
+    const uint64_t bytes = num_blocks * executor.value()->layout().stride_bytes();
+    auto transport = hub.create_transport({.segment_bytes = bytes}, epoch);
+    EXPECT_TRUE(transport.ok()) << transport.status().to_string();
+    EngineConfig config{.instance_id = "engine-" + std::to_string(epoch),
+                        .model_directory = model,
+                        .kv_memory_bytes = bytes,
+                        .token_budget = 64,
+                        .verify_handoff = true};
+    auto engine =
+        Engine::assemble(config, *link_, std::move(executor).value(), std::move(transport).value());
+    engine_ = std::move(engine).value();
+    thread_ = std::thread([this] { status_ = engine_->run(); });
+    wait([this] { return ready_.num_blocks != 0; });
+  }
+
+  ~EngineHost() {
+    send(link::Shutdown{});
+    thread_.join();
+    EXPECT_TRUE(status_.ok()) << status_.to_string();
+  }
+
+  void send(const link::Command& command) {
+    const Status status = front_->send(command);
+    ASSERT_TRUE(status.ok()) << status.to_string();
+  }
+
+  // Takes events until the condition holds; fails after a bound that only a hang reaches.
+  void wait(const std::function<bool()>& condition) {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (!condition()) {
+      auto events = front_->receive();
+      ASSERT_TRUE(events.ok());
+      for (const auto& event : events.value()) {
+        std::visit([this](const auto& e) { on(e); }, event);
+      }
+      if (condition()) return;
+      ASSERT_LT(std::chrono::steady_clock::now(), deadline) << "the engine does not get there";
+      pollfd wait{.fd = front_->to_front_fd(), .events = POLLIN};
+      poll(&wait, 1, 100);
+    }
+  }
+
+  link::StatusReport report() {
+    const uint64_t before = num_reports_;
+    send(link::QueryStatus{});
+    wait([this, before] { return num_reports_ > before; });
+    return report_;
+  }
+
+  // Until no block is owned or quarantined and no handoff lives.
+  void wait_until_clean() {
+    wait([this] {
+      report();
+      return report_.num_owned == 0 && report_.num_quarantined == 0 && report_.num_handoffs == 0 &&
+             report_.num_running == 0 && report_.num_waiting == 0;
+    });
+    EXPECT_EQ(report_.num_free + report_.num_cached, report_.num_blocks);
+  }
+
+  Outcome& outcome(uint64_t id) { return outcomes_[id]; }
+  const link::Ready& ready() const { return ready_; }
+  uint64_t epoch() const { return epoch_; }
+  bool peer_connected(uint32_t id) const { return connected_.contains(id); }
+  bool peer_closed(uint32_t id) const { return closed_.contains(id); }
+
+ private:
+  void on(const link::Ready& e) { ready_ = e; }
+  void on(const link::Tokens& e) {
+    for (const auto& token : e.tokens) {
+      Outcome& outcome = outcomes_[token.sequence_id];
+      EXPECT_FALSE(outcome.over()) << "a token after the end";
+      outcome.tokens.push_back(token.token);
+      outcome.digests.push_back(token.digest_low ^ token.digest_high);
+      outcome.finish = token.finish;
+    }
+  }
+  void on(const link::Started& e) {
+    outcomes_[e.sequence_id].num_cached_tokens = e.num_cached_tokens;
+  }
+  void on(const link::HandoffDone& e) {
+    EXPECT_FALSE(outcomes_[e.sequence_id].over()) << "a second end";
+    outcomes_[e.sequence_id].handed_off = true;
+  }
+  void on(const link::Ended& e) {
+    EXPECT_FALSE(outcomes_[e.sequence_id].over()) << "a second end";
+    outcomes_[e.sequence_id].ended = true;
+    outcomes_[e.sequence_id].code = static_cast<StatusCode>(e.code);
+  }
+  void on(const link::PeerConnected& e) { connected_[e.peer_id] = true; }
+  void on(const link::PeerDown& e) {
+    if (e.closed) closed_[e.peer_id] = true;
+  }
+  void on(const link::StatusReport& e) {
+    report_ = e;
+    ++num_reports_;
+  }
+  template <typename Other>
+  void on(const Other&) {
+    ADD_FAILURE() << "an event that this test does not expect";
+  }
+
+  uint64_t epoch_;
+  std::unique_ptr<FrontLink> front_;
+  std::unique_ptr<EngineLink> link_;
+  std::unique_ptr<Engine> engine_;
+  std::thread thread_;
+  Status status_;
+  link::Ready ready_;
+  link::StatusReport report_;
+  uint64_t num_reports_ = 0;
+  std::map<uint64_t, Outcome> outcomes_;
+  std::map<uint32_t, bool> connected_;
+  std::map<uint32_t, bool> closed_;
+};
+
+}  // namespace crossdock::testing
