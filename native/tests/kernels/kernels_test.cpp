@@ -64,6 +64,8 @@ TEST(Kernels, ProductsAreTheReferencesBits) {
       const size_t panels = 2 * ((outputs + kPanelOutputs - 1) / kPanelOutputs);
       const Elements weights(panels * depth * kPanelOutputs, outputs * 1000 + depth);
       for (const uint32_t rows : {1u, 2u, 3u, 4u, 5u, 6u, 7u, 12u, 13u, 29u, 200u}) {
+        // More rows than a tile holds: once is enough.
+        if (rows == 200 && (outputs != 17 || depth != 300)) continue;
         const size_t x_stride = depth + 3, y_stride = outputs + 5;
         const auto x = random_floats(rows * x_stride, rows);
         for (const auto epilogue : {Epilogue::kStore, Epilogue::kAdd, Epilogue::kSwiGlu}) {
