@@ -30,7 +30,7 @@ std::string_view describe(SharedMemory shared_memory) {
     case SharedMemory::kOtherHost:
       return "the peer is on another host or in another PID or IPC namespace";
     case SharedMemory::kProcessUnseen:
-      return "the peer's process has ended or is in another network namespace";
+      return "the peer's socket cannot be reached: it is in another network namespace";
     case SharedMemory::kNotMapped: return "the peer's segment cannot be mapped here";
     case SharedMemory::kNotMappedByPeer: return "the peer cannot map our segment";
   }

@@ -67,13 +67,9 @@ Result<std::unique_ptr<ProcessWatch>> ProcessWatch::create(const std::string& so
   // The socket first: its name holds the epoch, so it cannot be that of a later process with the
   // same id, and while it is connected the id cannot be reused.
   auto socket = connect_abstract(socket_name, process_id);
-  if (!socket.ok()) {
-    return Status(StatusCode::kUnavailable,
-                  "the peer's process is gone, or in another network namespace: " +
-                      socket.status().message());
-  }
   auto pidfd = open_pidfd(process_id);
   if (!pidfd.ok()) return pidfd.status();
+  if (!socket.ok()) return socket.status();
   for (const int fd : {socket.value().get(), pidfd.value().get()}) {
     Status added = add_to_epoll(epoll_fd, fd);
     if (!added.ok()) return added;

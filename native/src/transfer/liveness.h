@@ -45,7 +45,7 @@ class LivenessListener {
 // The watching side, on one process.
 class ProcessWatch {
  public:
-  // UNAVAILABLE when the process cannot be found: it has ended already.
+  // NOT_FOUND when the process has ended, UNAVAILABLE when its socket cannot be reached.
   static Result<std::unique_ptr<ProcessWatch>> create(const std::string& socket_name,
                                                       pid_t process_id, int epoll_fd);
 

@@ -35,6 +35,8 @@ Result<std::unique_ptr<UcxPeer>> UcxPeer::create(UcxFabric& fabric, const Connec
   std::unique_ptr<UcxPeer> peer(
       new UcxPeer(fabric, connect, std::move(address).value(), std::move(keys).value()));
   peer->handshake_deadline_ = now + std::chrono::milliseconds(fabric.config->handshake_timeout_ms);
+  Status watched = peer->watch_process();
+  if (!watched.ok()) return watched;
   peer->shared_memory_ = peer->try_shared_memory();
   if (peer->shared_key_ == nullptr && !peer->network_offered_) {
     return Status(StatusCode::kFailedPrecondition, "no common transport: this side offers \"" +
@@ -96,13 +98,23 @@ Result<ucp_ep_h> UcxPeer::call() {
   return endpoint;
 }
 
+// On one host the peer's process is watched, whatever the transport. An error when it has ended.
+Status UcxPeer::watch_process() {
+  if (remote_.host_id != fabric_.self->host_id) return {};
+  auto watch = ProcessWatch::create(remote_.socket_path, remote_.process_id, fabric_.epoll_fd);
+  if (watch.ok()) {
+    watch_ = std::move(watch).value();
+  } else if (watch.status().code() == StatusCode::kNotFound) {
+    return {StatusCode::kUnavailable, "the peer's process has ended: " + watch.status().message()};
+  }
+  return {};
+}
+
 // Whoever writes into shared memory cannot be stopped by closing anything, so it is used only where
 // the end of the peer's process can be seen.
 SharedMemory UcxPeer::try_shared_memory() {
   if (remote_.host_id != fabric_.self->host_id) return SharedMemory::kOtherHost;
-  auto watch = ProcessWatch::create(remote_.socket_path, remote_.process_id, fabric_.epoll_fd);
-  if (!watch.ok()) return SharedMemory::kProcessUnseen;
-  watch_ = std::move(watch).value();
+  if (watch_ == nullptr) return SharedMemory::kProcessUnseen;
   if (fabric_.shared == nullptr || address_.shared_memory.empty() || keys_.shared_memory.empty() ||
       !offered_by_both(fabric_, remote_, TransportKind::kSharedMemory)) {
     return SharedMemory::kNotOffered;

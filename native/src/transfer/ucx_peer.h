@@ -105,6 +105,7 @@ class UcxPeer {
   UcxPeer(UcxFabric& fabric, const Connect& connect, UcxAddress address, UcxRemoteKeys keys);
   bool is_caller() const { return fabric_.self->epoch < remote_.epoch; }
   Result<ucp_ep_h> call();
+  Status watch_process();
   SharedMemory try_shared_memory();
   Status map_shared_memory();
   void choose_transport();

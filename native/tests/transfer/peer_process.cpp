@@ -5,6 +5,7 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include <algorithm>
 #include <csignal>
@@ -152,9 +153,7 @@ class Obedient {
 }  // namespace
 
 uint64_t checksum_of(std::span<const std::byte> bytes) {
-  uint64_t sum = 14695981039346656037u;
-  for (const std::byte byte : bytes) sum = (sum ^ std::to_integer<uint64_t>(byte)) * 1099511628211u;
-  return sum;
+  return XXH3_64bits(bytes.data(), bytes.size());
 }
 
 int run_peer_process_if_asked(int argc, char** argv) {

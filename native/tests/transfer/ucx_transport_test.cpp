@@ -40,8 +40,7 @@ TEST_P(UcxTransportTest, ANewSegmentIsZero) {
   open();
   const auto segment = pair_.a.transport->segment();
   EXPECT_EQ(segment.size(), kSegmentBytes);
-  EXPECT_TRUE(
-      std::all_of(segment.begin(), segment.end(), [](auto b) { return b == std::byte{0}; }));
+  EXPECT_TRUE(all_zero(segment));
 }
 
 TEST_P(UcxTransportTest, AWriteLandsWhereItWasSentAndNowhereElse) {

@@ -32,7 +32,7 @@ enum class SharedMemory : uint8_t {
   kUsed = 0,
   kNotOffered = 1,       // by both sides
   kOtherHost = 2,        // or another PID or IPC namespace
-  kProcessUnseen = 3,    // the peer's socket cannot be reached: another network namespace
+  kProcessUnseen = 3,    // its socket cannot be reached: another network namespace
   kNotMapped = 4,        // the peer's segment cannot be mapped here
   kNotMappedByPeer = 5,  // nor ours there
 };
