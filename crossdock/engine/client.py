@@ -237,7 +237,12 @@ class Engine:
             self._retry.cancel()
         self._down.set()
         what = f"signal {-code}" if code < 0 else f"exit code {code}"
-        self._fail_start(EngineStartError(Code.UNAVAILABLE, f"the engine ended with {what}"))
+        words = self._process.last_words or "it said nothing"
+        message = (
+            f"the engine ended with {what}: {words}; run `crossdock doctor` to see what this "
+            "machine lacks"
+        )
+        self._fail_start(EngineStartError(Code.UNAVAILABLE, message))
         error = engine_restarted(f"the engine ended ({what}) and is restarted; try again")
         if self._status is not None and not self._status.done():
             self._status.set_exception(error)

@@ -33,6 +33,10 @@ class Process(Protocol):
     @property
     def pid(self) -> int: ...
 
+    @property
+    def last_words(self) -> str:
+        """The last line it wrote that was no log line: the loader's, an assertion's. Else empty."""
+
     async def wait(self) -> int:
         """The exit code, once it ended; negative for a signal. Any number may wait."""
 

@@ -22,6 +22,7 @@ _log = structlog.get_logger("crossdock.engine")
 
 # A line of the engine's that is longer than this is cut into pieces.
 _LOG_LINE_BYTES_MAX = 256 << 10
+_LAST_WORDS_CHARACTERS_MAX = 400
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def engine_path(environ: Mapping[str, str] = os.environ) -> Path:
         origin = spec.origin if spec is not None else None
         folder = Path(origin).parent if origin else Path(__file__).parent.parent
         path = folder / "bin" / "crossdock-engine"
-    if not os.access(path, os.X_OK):
+    if not (path.is_file() and os.access(path, os.X_OK)):
         raise CrossdockError(
             Code.FAILED_PRECONDITION,
             f"the engine program is missing or cannot be executed: {path}; install the package "
@@ -76,11 +77,17 @@ class EngineProcess:
         self._pidfd: int | None = None
         with contextlib.suppress(ProcessLookupError):
             self._pidfd = os.pidfd_open(child.pid)
+        self._last_words = ""
         self._forward = asyncio.create_task(self._forward_log())
 
     @property
     def pid(self) -> int:
         return self._child.pid
+
+    @property
+    def last_words(self) -> str:
+        """See Process."""
+        return self._last_words
 
     async def wait(self) -> int:
         code = await self._child.wait()
@@ -105,11 +112,13 @@ class EngineProcess:
                 continue
             if not line:
                 return
-            _emit(line.decode("utf-8", errors="replace").rstrip())
+            text = line.decode("utf-8", errors="replace").rstrip()
+            if not _emit(text) and text:
+                self._last_words = text[:_LAST_WORDS_CHARACTERS_MAX]
 
 
-def _emit(line: str) -> None:
-    """An engine's JSON line keeps its fields; anything else (an assertion) is an error."""
+def _emit(line: str) -> bool:
+    """Whether it is a JSON line, which keeps its fields; anything else is logged as an error."""
     try:
         fields = json.loads(line)
     except ValueError:
@@ -117,11 +126,12 @@ def _emit(line: str) -> None:
     if not isinstance(fields, dict):
         if line:
             _log.error("engine_output", line=line)
-        return
+        return False
     event = str(fields.pop("event", fields.pop("message", "engine")))
     level = str(fields.pop("level", "info")).lower()
     emit = {"debug": _log.debug, "warning": _log.warning, "error": _log.error}.get(level, _log.info)
     emit(event, source="engine", **{f"engine_{key}": value for key, value in fields.items()})
+    return True
 
 
 class ProcessLauncher:

@@ -14,7 +14,7 @@ void bind_start(nb::module_& m) {
       .def_ro("epoch", &Ready::epoch)
       .def_prop_ro("descriptor", [](const Ready& r) { return to_bytes(r.descriptor); })
       .def_prop_ro("layout", [](const Ready& r) { return to_bytes(r.layout); })
-      .def_ro("layout_text", &Ready::layout_text)
+      .def_prop_ro("layout_text", [](const Ready& e) { return to_text(e.layout_text); })
       .def_ro("numerics_id", &Ready::numerics_id)
       .def_ro("num_blocks", &Ready::num_blocks)
       .def_ro("block_stride_bytes", &Ready::block_stride_bytes)
@@ -23,7 +23,7 @@ void bind_start(nb::module_& m) {
       .def_ro("eos_token_ids", &Ready::eos_token_ids);
   nb::class_<StartFailed>(m, "StartFailed")
       .def_ro("code", &StartFailed::code)
-      .def_ro("message", &StartFailed::message);
+      .def_prop_ro("message", [](const StartFailed& e) { return to_text(e.message); });
 }
 
 void bind_tokens(nb::module_& m) {
@@ -65,15 +65,15 @@ void bind_ends(nb::module_& m) {
   nb::class_<Ended>(m, "Ended")
       .def_ro("sequence_id", &Ended::sequence_id)
       .def_ro("code", &Ended::code)
-      .def_ro("message", &Ended::message);
+      .def_prop_ro("message", [](const Ended& e) { return to_text(e.message); });
   nb::class_<PeerConnected>(m, "PeerConnected")
       .def_ro("peer_id", &PeerConnected::peer_id)
-      .def_ro("transport", &PeerConnected::transport);
+      .def_prop_ro("transport", [](const PeerConnected& e) { return to_text(e.transport); });
   nb::class_<PeerDown>(m, "PeerDown")
       .def_ro("peer_id", &PeerDown::peer_id)
       .def_ro("closed", &PeerDown::closed)
       .def_ro("code", &PeerDown::code)
-      .def_ro("message", &PeerDown::message);
+      .def_prop_ro("message", [](const PeerDown& e) { return to_text(e.message); });
 }
 
 void bind_store_events(nb::module_& m) {

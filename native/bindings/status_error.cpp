@@ -9,7 +9,7 @@ namespace crossdock {
 void raise_status(const Status& status) {
   const nb::object type = nb::module_::import_("crossdock._native").attr("StatusError");
   const nb::object arguments =
-      nb::make_tuple(static_cast<uint32_t>(status.code()), status.message());
+      nb::make_tuple(static_cast<uint32_t>(status.code()), to_text(status.message()));
   PyErr_SetObject(type.ptr(), arguments.ptr());
   throw nb::python_error();
 }

@@ -56,7 +56,7 @@ void bind_changes(nb::module_& m) {
       .def_ro("peer_id", &PeerBroken::peer)
       .def_prop_ro("code",
                    [](const PeerBroken& b) { return static_cast<uint32_t>(b.status.code()); })
-      .def_prop_ro("message", [](const PeerBroken& b) { return b.status.message(); })
+      .def_prop_ro("message", [](const PeerBroken& b) { return to_text(b.status.message()); })
       .def_ro("process_gone", &PeerBroken::process_gone);
   nb::class_<PeerClosed>(m, "PeerClosed")
       .def_ro("peer_id", &PeerClosed::peer)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import secrets
 import sys
 
-from crossdock import _native as native
 from crossdock.errors import Code, CrossdockError, Reason
+from crossdock.rpc.native_import import requires_native
 from crossdock.rpc.server import RpcServer
 from crossdock.rpc.serving import parse_settings, run_service
 from services.kvstore.config import KvStoreSettings
-from services.kvstore.servicer import NAME, UNGATED, KvStoreServicer, register
-from services.kvstore.store import Store
-from services.kvstore.tier import Tier
+
+with requires_native("kvstore"):
+    from crossdock import _native as native
+    from services.kvstore.servicer import NAME, UNGATED, KvStoreServicer, register
+    from services.kvstore.store import Store
+    from services.kvstore.tier import Tier
 
 
 class KvStoreService:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
-from crossdock.api.v1 import decode_pb2, kv_pb2, kvstore_pb2, prefill_pb2
+from crossdock.api.v1 import decode_pb2, kv_pb2, kvstore_pb2, prefill_pb2, prefill_pb2_grpc
 from crossdock.cli.fleet import Fleet
 from crossdock.cli.fleet_plan import FleetOptions
 from crossdock.errors import Code
@@ -225,3 +227,32 @@ def test_services_refuse_by_field_and_bound(fleet: Fleet) -> None:
 
     found = asyncio.run(run())
     assert not found, "\n".join(found)
+
+
+def test_a_peer_whose_bytes_are_no_text_is_refused(fleet: Fleet) -> None:
+    """What the engine says of it repeats them, and reaches the caller all the same."""
+    address = services(fleet, "prefill")[0].address
+
+    async def run() -> list[str]:
+        async with grpc.aio.insecure_channel(address) as channel:
+            first = await anext(aiter(prefill_pb2_grpc.PrefillStub(channel).Connect(stranger())))
+        ours = first.endpoint
+        ours.descriptor = ours.descriptor.replace(
+            struct.pack("<Q", ours.epoch), struct.pack("<Q", 7)
+        )
+        offers = b"shm,tcp"
+        assert offers in ours.descriptor
+        request = stranger()
+        request.endpoint.layout = ours.layout
+        request.endpoint.descriptor = ours.descriptor.replace(offers, b"no \xffext")
+        refused = Refused(
+            "Prefill/Connect", request, None, "no \ufffdext", Code.FAILED_PRECONDITION
+        )
+        return await mismatches(address, [refused])
+
+    found = asyncio.run(run())
+    assert not found, "\n".join(found)
+
+
+def stranger() -> kv_pb2.ConnectRequest:
+    return kv_pb2.ConnectRequest(endpoint=STRANGER, **TERMS)

@@ -265,13 +265,22 @@ def test_an_unknown_flag_is_named(tiny_model: Path) -> None:
     assert "--nonsense" in failed.error.splitlines()[-1]  # After the usage.
 
 
-@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize("role", ["prefill", "decode", "kvstore"])
 def test_a_machine_without_ucx_is_told_so(role: str, tiny_model: Path, tmp_path: Path) -> None:
     # The loader takes the first file of that name, and can make nothing of it.
     (tmp_path / "libucp.so.0").write_bytes(b"")
-    model = ["--model", str(tiny_model)]
+    model = [] if role == "kvstore" else ["--model", str(tiny_model)]
     failed = fail(role, *model, environ={"LD_LIBRARY_PATH": str(tmp_path)})
     expect(failed, 1, f"crossdock {role}: ", "libucp.so.0", "crossdock doctor")
+
+
+def test_an_engine_that_does_not_load_is_told(tiny_model: Path, tmp_path: Path) -> None:
+    said = "crossdock-engine: error while loading shared libraries: libucp.so.0: no such file"
+    program = tmp_path / "engine"
+    program.write_text(f'#!/bin/sh\necho "{said}" >&2\nexit 127\n')
+    program.chmod(0o755)
+    failed = fail("decode", "--model", str(tiny_model), environ={"CROSSDOCK_ENGINE": str(program)})
+    expect(failed, 1, "crossdock decode: ", "exit code 127", said, "crossdock doctor")
 
 
 def test_a_missing_engine_is_told(tiny_model: Path, tmp_path: Path) -> None:

@@ -129,6 +129,7 @@ class FakeEngine:
     def __init__(self, epoch: int, *, starts: bool = True, pairs: bool = True) -> None:
         self.epoch = epoch
         self.pid = 100_000 + epoch
+        self.last_words = ""
         self.commands: list[native.Command] = []
         self.full = False
         self.counter = (0, False)
