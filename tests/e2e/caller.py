@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import grpc
 
@@ -55,11 +56,11 @@ class Caller:
         )
         self.stub = inference_pb2_grpc.InferenceStub(self.channel)
 
-    async def __aenter__(self) -> Caller:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.channel.close()
+        await self.channel.close(None)
 
     async def generate(
         self,

@@ -45,7 +45,9 @@ async def mismatches(address: str, cases: Sequence[Refused]) -> list[str]:
 async def _error_of(channel: grpc.aio.Channel, case: Refused) -> CrossdockError | None:
     raw = case.request if isinstance(case.request, bytes) else case.request.SerializeToString()
     # A stream of one message answers unary calls as well, so one kind of call serves for all.
-    call = channel.unary_stream(f"/crossdock.api.v1.{case.method}")(raw, timeout=TIMEOUT_S)
+    call = channel.unary_stream(f"/crossdock.api.v1.{case.method}", None, None)(
+        raw, timeout=TIMEOUT_S
+    )
     try:
         async for _ in call:
             pass

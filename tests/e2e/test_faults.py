@@ -1,4 +1,4 @@
-"""Requests that are cancelled, processes that are killed or told to go: nothing leaks, nobody waits.
+"""Requests that are cancelled, processes that are killed or told to go: nothing leaks.
 
 Every request ends exactly once, the survivors' block accounts return, and what was killed is
 started again and used.

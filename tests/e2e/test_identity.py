@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -32,6 +33,9 @@ from tests.e2e.caller import (
 from tests.oracle.prompts import GOLDEN_IDS, NUM_GENERATED, build_prompts
 from tests.oracle.reference import Oracle, assert_same_ids
 
+# Loading, prefill and decode of the default model on a machine that may be busy.
+pytestmark = pytest.mark.timeout(400)
+
 SEEDED = {"temperature": 0.8, "top_k": 50, "top_p": 0.95, "seed": 20_240_229}
 TOPOLOGIES = {
     "1+1 shm": (1, 1, "shm"),
@@ -39,6 +43,15 @@ TOPOLOGIES = {
     "2+2 shm": (2, 2, "shm"),
     "2+2 tcp": (2, 2, "tcp"),
 }
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A running fleet and what it consists of: prefill, decode, transport."""
+
+    name: str
+    shape: tuple[int, int, str]
+    fleet: Fleet
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +119,20 @@ def seeded_alone(first_fleet: Fleet, prompts: dict[str, list[int]]) -> Answer:
     return one_engine(first_fleet, prompts["french"], **SEEDED)
 
 
+@pytest.fixture(params=list(TOPOLOGIES))
+def topology(
+    request: pytest.FixtureRequest,
+    default_model: Path,
+    first_fleet: Fleet,
+    start_fleet: StartFleet,
+) -> Topology:
+    """A running fleet of each shape."""
+    shape: tuple[int, int, str] = TOPOLOGIES[request.param]
+    if request.param == "1+1 shm":
+        return Topology(request.param, shape, first_fleet)
+    return Topology(request.param, shape, start_fleet(options(default_model, *shape)))
+
+
 def test_one_engine_agrees_with_transformers(
     alone: dict[str, Answer], prompts: dict[str, list[int]], default_model: Path
 ) -> None:
@@ -117,18 +144,13 @@ def test_one_engine_agrees_with_transformers(
         assert_same_ids(alone[name].ids, oracle.greedy(prompt, NUM_GENERATED), oracle)
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_every_topology_gives_the_same_bits(
-    topology: str,
+    topology: Topology,
     alone: dict[str, Answer],
     seeded_alone: Answer,
     prompts: dict[str, list[int]],
-    default_model: Path,
-    first_fleet: Fleet,
-    start_fleet: StartFleet,
 ) -> None:
-    shape = TOPOLOGIES[topology]
-    fleet = first_fleet if topology == "1+1 shm" else start_fleet(options(default_model, *shape))
+    fleet = topology.fleet
 
     async def run() -> tuple[list[Answer], list[Answer], Answer]:
         async with Caller(router_address(fleet)) as caller:
@@ -141,14 +163,14 @@ def test_every_topology_gives_the_same_bits(
     cold, warm, seeded = asyncio.run(run())
     for answers in (cold, warm):
         for name, answer in zip(prompts, answers, strict=True):
-            assert answer.same == alone[name].same, f"{name} differs over {topology}"
+            assert answer.same == alone[name].same, f"{name} differs over {topology.name}"
             assert answer.finish is not None
-            assert answer.finish.timings.transport == shape[2]
+            assert answer.finish.timings.transport == topology.shape[2]
     for name, answer in zip(prompts, warm, strict=True):
         # All whole blocks before the last token are found again, unless another instance, which
         # has not seen the prompt, was chosen.
         cached = answer.finish.usage.cached_prompt_tokens if answer.finish else 0
-        if shape[:2] == (1, 1):
+        if topology.shape[:2] == (1, 1):
             assert cached == (len(prompts[name]) - 1) // 32 * 32, name
     assert seeded.same == seeded_alone.same
     assert seeded.ids != alone["french"].ids
