@@ -11,3 +11,5 @@ crossdock_test(transfer_ucx_transport_test SOURCES tests/transfer/ucx_transport_
 crossdock_test(transfer_processes_test
   SOURCES tests/transfer/processes_test.cpp tests/transfer/peer_process.cpp
   LINKS crossdock_transfer)
+crossdock_test(transfer_descriptor_fuzz SOURCES fuzz/endpoint_descriptor.cpp
+  LINKS crossdock_transfer)

@@ -60,7 +60,7 @@ Result<UcxAddress> decode_ucx_address(std::span<const std::byte> bytes) {
   address.shared_memory = reader.get_vector<std::byte>();
   sockaddr_storage storage{};
   const size_t length = address.listener.size();
-  bool valid = reader.done() && length <= sizeof storage;
+  bool valid = reader.done() && length != 0 && length <= sizeof storage;
   if (valid) {
     std::memcpy(&storage, address.listener.data(), length);
     valid = (storage.ss_family == AF_INET && length == sizeof(sockaddr_in)) ||

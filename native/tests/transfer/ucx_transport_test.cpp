@@ -43,6 +43,20 @@ TEST_P(UcxTransportTest, ANewSegmentIsZero) {
   EXPECT_TRUE(all_zero(segment));
 }
 
+TEST_P(UcxTransportTest, HugePagesAreTakenWhereThereAreAnyAndElseOrdinaryOnes) {
+  TransportConfig config = test_config(GetParam(), kSegmentBytes);
+  config.huge_pages = true;
+  pair_.a.open(config, random_bits());
+  pair_.b.open(config, random_bits());
+  ASSERT_NO_FATAL_FAILURE(pair_.connect(kPeer, random_bits()));
+  fill(pair_.a.transport->segment(), 4);
+  ASSERT_TRUE(pair_.a.transport->post(WriteSpans{1, kPeer, {{0, 0, kSegmentBytes}}}).ok());
+  ASSERT_TRUE(pair_.a.transport->post(Fence{2, kPeer}).ok());
+  ASSERT_TRUE(finish(pair_.a, 2)->status.ok());
+  const auto source = pair_.a.transport->segment();
+  EXPECT_TRUE(std::equal(source.begin(), source.end(), pair_.b.transport->segment().begin()));
+}
+
 TEST_P(UcxTransportTest, AWriteLandsWhereItWasSentAndNowhereElse) {
   open_and_connect();
   fill(pair_.a.transport->segment(), 1);
