@@ -98,21 +98,13 @@ struct Columns {
 // 12 GB/s a core against 19 over blocks of 8 KiB).
 enum class Fetch { kNothing, kAhead };
 
-// A: element (row, k) at base[row * row_stride + k * step].
-struct Rows {
-  const float* base;
-  size_t row_stride;
-  size_t step;
-};
-
-// acc[r][c] continues its chain over a(r, 0..count) * b[0..count)[c].
+// acc[r][c] continues its chain over a[r][0..count) * b[0..count)[c].
 template <Fetch F, int R, int C, typename W>
-CROSSDOCK_INLINE void accumulate(__m256 (&acc)[R][C], const Rows& a, const Columns<W>& b,
-                                 uint32_t count) {
+CROSSDOCK_INLINE void accumulate(__m256 (&acc)[R][C], const float* a, size_t a_stride,
+                                 const Columns<W>& b, uint32_t count) {
   constexpr int kPerLine = 64 / (kWidth * sizeof(W));  // registers of a cache line
   const W* row = b.base;
-  const float* next_values = a.base;
-  for (uint32_t k = 0; k < count; ++k, row += b.stride, next_values += a.step) {
+  for (uint32_t k = 0; k < count; ++k, row += b.stride) {
     if constexpr (F != Fetch::kNothing) {
 #pragma GCC unroll 8
       for (int c = 0; c < C; c += kPerLine) {
@@ -124,7 +116,7 @@ CROSSDOCK_INLINE void accumulate(__m256 (&acc)[R][C], const Rows& a, const Colum
       const __m256 column = load(row);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        const __m256 value = _mm256_broadcast_ss(next_values + r * a.row_stride);
+        const __m256 value = _mm256_broadcast_ss(a + r * a_stride + k);
         acc[r][0] = _mm256_fmadd_ps(value, column, acc[r][0]);
       }
     } else {
@@ -133,11 +125,11 @@ CROSSDOCK_INLINE void accumulate(__m256 (&acc)[R][C], const Rows& a, const Colum
         const Pair columns = load_pair(row + (c / 2) * b.pair_stride);
         // Each pair loads the values of A again: kept in registers across pairs, they would push
         // accumulators out to the stack (measured: half the speed).
-        const float* values = next_values;
+        const float* values = a + k;
         asm volatile("" : "+r"(values));
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-          const __m256 value = _mm256_broadcast_ss(values + r * a.row_stride);
+          const __m256 value = _mm256_broadcast_ss(values + r * a_stride);
           acc[r][c] = _mm256_fmadd_ps(value, columns.first, acc[r][c]);
           acc[r][c + 1] = _mm256_fmadd_ps(value, columns.second, acc[r][c + 1]);
         }
@@ -205,14 +197,14 @@ __attribute__((noinline)) void panels(const Product& job, const W* weights, floa
   const size_t panel_size = size_t{job.depth} * kPanelOutputs;
   const Columns<W> b{weights, kPanelOutputs, panel_size, static_cast<ptrdiff_t>(P * panel_size)};
   // One row streams the weights from memory: the panels after these are fetched meanwhile.
-  accumulate<R == 1 ? Fetch::kAhead : Fetch::kNothing>(acc, {job.x, job.x_stride, 1}, b, job.depth);
+  accumulate<R == 1 ? Fetch::kAhead : Fetch::kNothing>(acc, job.x, job.x_stride, b, job.depth);
   store<W>(acc, tile, kTileStride);
 }
 
-// A stretch of one panel's depth, for R rows: their chains go on in `sums`. x is interleaved,
-// [k][R], so that one stream of loads feeds all rows.
+// A stretch of one panel's depth, for R rows: their chains go on in `sums`.
 struct Stretch {
   const float* x;
+  size_t x_stride;
   uint32_t depth;
   bool first;  // the chains start here
   float* sums;
@@ -226,7 +218,7 @@ __attribute__((noinline)) void extend(const Stretch& stretch, const W* weights, 
   } else {
     fetch<W>(acc, stretch.sums, kTileStride);
   }
-  accumulate<F>(acc, {stretch.x, 1, R}, Columns<W>{weights, kPanelOutputs, 0, ahead},
+  accumulate<F>(acc, stretch.x, stretch.x_stride, Columns<W>{weights, kPanelOutputs, 0, ahead},
                 stretch.depth);
   store<W>(acc, stretch.sums, kTileStride);
 }
@@ -303,18 +295,8 @@ void product_narrow(const Product& job, uint32_t unit_begin, uint32_t unit_end) 
 // that binds (measured: 0.92 of the peak; 0.83 through a buffer of widened weights).
 constexpr uint32_t kDepthTile = 256;  // 8 KiB of a panel in bf16
 
-// Six rows after six, each group [k][row of the group].
-void interleave(const Product& job, uint32_t first_row, uint32_t num_rows, float* to) {
-  for (uint32_t row = 0; row < num_rows; row += kRows) {
-    const uint32_t rows = num_rows - row < kRows ? num_rows - row : kRows;
-    const float* x = job.x + (first_row + row) * job.x_stride;
-    for (uint32_t k = 0; k < job.depth; ++k) {
-      for (uint32_t r = 0; r < rows; ++r) *to++ = x[r * job.x_stride + k];
-    }
-  }
-}
-
-// The first rows fetch the next panel while they use this one.
+// Rows of x times one panel, into sums. The first rows fetch the next panel
+// while they use this one.
 template <typename W>
 void sum_panel(const Product& job, const float* x, uint32_t num_rows, const W* panel, float* sums) {
   const auto ahead = static_cast<ptrdiff_t>(job.depth) * kPanelOutputs;
@@ -323,7 +305,7 @@ void sum_panel(const Product& job, const float* x, uint32_t num_rows, const W* p
     const W* w = panel + size_t{k} * kPanelOutputs;
     for (uint32_t row = 0; row < num_rows; row += kRows) {
       const uint32_t rows = num_rows - row < kRows ? num_rows - row : kRows;
-      const Stretch stretch{x + size_t{row} * job.depth + k * rows, depth, k == 0,
+      const Stretch stretch{x + row * job.x_stride + k, job.x_stride, depth, k == 0,
                             sums + row * kTileStride};
       if (row == 0) {
         kExtend<Fetch::kAhead, W>[rows - 1](stretch, w, ahead);
@@ -335,16 +317,13 @@ void sum_panel(const Product& job, const float* x, uint32_t num_rows, const W* p
 }
 
 template <typename W>
-void product_wide(const Product& job, uint32_t unit_begin, uint32_t unit_end, float* scratch) {
+void product_wide(const Product& job, uint32_t unit_begin, uint32_t unit_end, float* sums) {
   const uint32_t step = job.epilogue == Epilogue::kSwiGlu ? 2 : 1;
   const size_t panel_size = size_t{job.depth} * kPanelOutputs;
-  const uint32_t tile_rows = job.tile_rows;
-  float* sums = scratch;
-  float* x = sums + tile_rows * kTileStride;
-  for (uint32_t row = 0; row < job.num_rows; row += tile_rows) {
+  for (uint32_t row = 0; row < job.num_rows; row += job.tile_rows) {
     const uint32_t left = job.num_rows - row;
-    const uint32_t rows = left < tile_rows ? left : tile_rows;
-    interleave(job, row, rows, x);
+    const uint32_t rows = left < job.tile_rows ? left : job.tile_rows;
+    const float* x = job.x + row * job.x_stride;
     for (uint32_t unit = unit_begin; unit < unit_end; ++unit) {
       const W* panel = reinterpret_cast<const W*>(job.panels) + unit * step * panel_size;
       for (uint32_t p = 0; p < step; ++p) {
@@ -393,7 +372,7 @@ CROSSDOCK_INLINE void score_tile(const Scores& job, uint32_t row, uint32_t slot)
   clear(acc);
   const Columns<W> b{reinterpret_cast<const W*>(job.k.bytes) + slot, kBlockSlots, 2 * kWidth,
                      ahead_of<W>(job.k)};
-  accumulate<kBlockFetch<R>>(acc, {job.q + size_t{row} * head_dim, head_dim, 1}, b, head_dim);
+  accumulate<kBlockFetch<R>>(acc, job.q + size_t{row} * head_dim, head_dim, b, head_dim);
   store<W>(acc, job.scores + row * job.scores_stride + slot, job.scores_stride);
 }
 
@@ -467,8 +446,8 @@ CROSSDOCK_INLINE void value_tile(const WeightedSum& job, uint32_t row, uint32_t 
   fetch<W>(acc, values, head_dim);
   const W* v = reinterpret_cast<const W*>(job.v.bytes) + size_t{job.slot_begin} * head_dim + dim;
   const Columns<W> b{v, head_dim, 2 * kWidth, ahead_of<W>(job.v)};
-  const Rows p{job.p + row * job.p_stride + job.slot_begin, job.p_stride, 1};
-  accumulate<kBlockFetch<R>>(acc, p, b, job.slot_end - job.slot_begin);
+  accumulate<kBlockFetch<R>>(acc, job.p + row * job.p_stride + job.slot_begin, job.p_stride, b,
+                             job.slot_end - job.slot_begin);
   store<W>(acc, values, head_dim);
 }
 

@@ -56,9 +56,9 @@ inline uint32_t product_tile_rows(uint32_t depth) {
   return fitting < kStep ? kStep : fitting < kRowsMax ? fitting : kRowsMax;
 }
 
-// Floats of scratch that `product` needs for a depth: a tile of rows and their sums.
+// Floats of scratch that `product` needs for a depth: the sums of a tile of rows.
 inline size_t product_scratch_floats(uint32_t depth) {
-  return product_tile_rows(depth) * (size_t{depth} + 4 * kPanelOutputs);
+  return size_t{4} * product_tile_rows(depth) * kPanelOutputs;
 }
 
 // One head's K or V of one block, for some query rows. `next` is what the caller reads after it, to
