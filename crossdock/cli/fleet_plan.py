@@ -48,7 +48,8 @@ def kvstore_specs(options: FleetOptions) -> list[ServiceSpec]:
     """The kvstore starts first: prefill instances are told its address."""
     if not options.kvstore:
         return []
-    return [_spec(options, "kvstore", "kvstore", _given("--transport", options.transport))]
+    arguments = [*_given("--transport", options.transport), *_bind_interface(options)]
+    return [_spec(options, "kvstore", "kvstore", arguments)]
 
 
 def worker_specs(
@@ -64,6 +65,7 @@ def worker_specs(
         *_given("--kv-dtype", options.kv_dtype),
         *_given("--kv-memory", options.kv_memory),
         *_given("--transport", options.transport),
+        *_bind_interface(options),
     ]
     prefill = [*engine, *_given("--kvstore", kvstore_address or "")]
     return [
@@ -83,6 +85,12 @@ def router_spec(
         *(part for address in decode for part in ("--decode", address)),
     ]
     return _spec(options, "router", "router", arguments)
+
+
+def _bind_interface(options: FleetOptions) -> list[str]:
+    """A fleet on loopback moves its blocks there too, and offers them to no network."""
+    loopback = options.host == "localhost" or options.host.startswith("127.")
+    return ["--bind-interface", "lo"] if loopback else []
 
 
 def _given(flag: str, value: str) -> list[str]:

@@ -43,14 +43,15 @@ def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_llama(tmp_path_factory.mktemp("models") / "slow", shape)
 
 
-def small_chunks(model: Path, transport: str = "") -> FleetOptions:
+def small_chunks(model: Path, transport: str = "", instance_wait_s: int = 30) -> FleetOptions:
     """Prompts take several steps, so that faults meet handoffs in every state."""
     engine = ["--token-budget", "128", "--verify-handoff"]
     arguments: dict[Role, list[str]] = {
         "prefill": engine,
         "decode": engine,
-        # An instance that drains is not waited for.
-        "router": ["--instance-wait", "1"],
+        # How long a request waits for an instance that is away: until a killed engine is back, but
+        # not for one that drains.
+        "router": ["--instance-wait", str(instance_wait_s)],
     }
     return FleetOptions(model, kv_memory=KV_MEMORY, arguments=arguments, transport=transport)
 
@@ -157,7 +158,7 @@ def test_an_engine_ends_with_its_front(slow_model: Path, start_fleet: StartFleet
 
 @pytest.mark.parametrize("role", ["router", "prefill", "decode"])
 def test_sigterm_drains(role: str, slow_model: Path, start_fleet: StartFleet) -> None:
-    fleet = start_fleet(small_chunks(slow_model))
+    fleet = start_fleet(small_chunks(slow_model, instance_wait_s=1))
     service = services(fleet, role)[0]
     process = next(p for p in fleet.processes if p.spec.role == role)
 

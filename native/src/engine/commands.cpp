@@ -88,6 +88,8 @@ void Engine::on(link::Prefill& command) {
   senders_.prepare(handoff, id, command.peer_id);
   tell(handoff_event::Prepare{handoff, command.attempt, command.peer_id,
                               request->num_prompt_tokens});
+  // Refused, since the id was used before: its end is reported, and `request` is gone.
+  if (senders_.find(handoff) == nullptr) return;
   Status status = scheduler_.submit(std::move(submission));
   if (!status.ok()) return tell(handoff_event::Cancel{handoff, status});
   if (awaits_load) store_.look_up(id, chain, tick());
@@ -177,7 +179,7 @@ void Engine::on(link::PeerLost& command) { tell(handoff_event::PeerLost{command.
 
 void Engine::on(link::StoreFound& command) { store_.found(command); }
 
-void Engine::on(link::StorePlaces& command) { store_.places(command); }
+void Engine::on(link::StorePlaces& command) { store_.places(command, tick()); }
 
 void Engine::on(link::QueryStatus&) {
   const BlockPool& pool = scheduler_.pool();

@@ -9,9 +9,8 @@ namespace crossdock {
 // ---- the transfer thread ----------------------------------------------------------------------
 
 void Engine::on(OperationDone& event) {
-  if (store_.on_done(event, tick())) {
-    const Peer* peer = peers_.store();
-    if (!event.status.ok() && peer != nullptr) break_pair(peer->id, event.status);
+  if (const auto store = store_.on_done(event, tick())) {
+    if (!event.status.ok()) break_pair(*store, event.status);
     return;
   }
   const auto handoff = senders_.on_done(event);
@@ -31,7 +30,9 @@ void Engine::on(PeerReady& event) {
   if (peer == nullptr || peer->state != PeerState::kConnecting) return;
   peer->state = PeerState::kReady;
   peer->transport = event.transport;
-  if (!peer->store) {
+  if (peer->store) {
+    store_.store_connected();
+  } else {
     tell(handoff_event::PairUp{peer->id, peer->epoch, peer->incarnation, peer->key});
   }
   emit(link::PeerConnected{.peer_id = event.peer, .transport = std::string(name(event.transport))});

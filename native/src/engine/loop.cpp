@@ -15,7 +15,8 @@ namespace {
 // A loop with work that cannot be planned yet (blocks are busy) looks again this often.
 constexpr uint64_t kStalledTicks = 10'000;
 constexpr uint64_t kOpenWaitTicks = 10'000'000;
-constexpr uint64_t kQuarantineGraceTicks = 2'000'000;
+// A peer answers between layers; with a chunk of 2,048 tokens on a busy machine one takes a second.
+constexpr uint64_t kQuarantineGraceTicks = 10'000'000;
 
 uint64_t random_epoch() {
   std::random_device device;
@@ -123,6 +124,7 @@ Status Engine::run() {
   while (!stopped_) {
     Status status = pump();
     if (!status.ok()) return status;
+    if (!failure_.ok()) return failure_;
     if (stopped_) break;  // nothing else may come that would end a sleep
     if (!scheduler_.idle()) {
       const StepPlan& plan = scheduler_.plan(tick());
@@ -157,7 +159,11 @@ Status Engine::pump() {
   }
   const uint64_t now = tick();
   if (table_.next_tick() <= now) tell(handoff_event::Tick{});
-  if (store_.next_tick() <= now) store_.expire(now);
+  if (store_.next_tick() <= now) {
+    for (const PeerId store : store_.expire(now)) {
+      break_pair(store, Status(StatusCode::kDeadlineExceeded, "the kvstore does not answer"));
+    }
+  }
   link_.flush();
   return {};
 }
@@ -180,7 +186,7 @@ void Engine::sleep() {
 
 // Acts on what a plan says beside its entries.
 void Engine::start_sources(const StepPlan& plan) {
-  for (const LoadOrder& order : plan.loads) store_.load(order);
+  for (const LoadOrder& order : plan.loads) store_.load(order, tick());
   for (const SequenceId id : plan.started) {
     auto it = requests_.find(id);
     if (it == requests_.end()) continue;
@@ -242,8 +248,8 @@ void Engine::step(const StepPlan& plan) {
 
 void Engine::on_layer(uint32_t layer) {
   link_.count_progress();
-  // The pump's error, a broken link, is found again and handled after the step.
-  (void)pump();
+  Status status = pump();
+  if (!status.ok() && failure_.ok()) failure_ = std::move(status);
   for (const SequenceId id : last_chunks_) {
     auto it = requests_.find(id);
     if (it != requests_.end() && senders_.find(it->second.handoff) != nullptr) {

@@ -118,6 +118,7 @@ void Senders::post_blocks(Sending& sending, uint32_t end_block) {
 
 void Senders::post(Sending& sending, std::vector<CopySpan> spans) {
   if (spans.empty()) return;
+  sending.posted = true;
   const OperationId operation = next_operation_++;
   operations_.emplace(operation, sending.id);
   ++sending.num_outstanding;
@@ -137,13 +138,14 @@ void Senders::stop(const HandoffId& id) {
   Sending& sending = at(id);
   if (sending.stopping) return;
   sending.stopping = true;
-  if (sending.num_outstanding == 0) return;
+  if (!sending.posted && sending.num_outstanding == 0) return;
   if (scheduler_.contains(sending.sequence_id)) {
     const auto sources = scheduler_.block_table(sending.sequence_id);
     sending.pinned.assign(sources.begin(), sources.end());
     scheduler_.pin(sending.pinned);
   }
-  // Only a fence proves that what was posted is in; a stopped sender posts nothing after it.
+  // A write that is done here may still be on its way to the peer: only a fence proves that it is
+  // in, and a stopped sender posts nothing after it.
   fence_if_due(sending);
 }
 

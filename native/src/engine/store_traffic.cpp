@@ -11,6 +11,8 @@ namespace {
 constexpr OperationId kFirstOperation = OperationId{1} << 62;
 // The front bounds its own calls more tightly; this is for a front that never answers.
 constexpr uint64_t kAnswerTicks = 500'000;
+// A store that stops within a transfer holds a prompt no longer than this.
+constexpr uint64_t kTransferTicks = 5'000'000;
 // A write-back in flight pins its blocks: few at a time, few blocks each.
 constexpr size_t kOffersMax = 8;
 constexpr size_t kOfferBlocksMax = 64;
@@ -70,10 +72,11 @@ void StoreTraffic::drop_load(SequenceId id, Load& load) {
   loads_.erase(id);
 }
 
-void StoreTraffic::load(const LoadOrder& order) {
+void StoreTraffic::load(const LoadOrder& order, uint64_t tick) {
   Load& load = loads_.at(order.id);
   load.order = order;
   load.reading = true;
+  load.deadline_tick = tick + kTransferTicks;
   const auto table = scheduler_.block_table(order.id);
   ReadSpans read{.operation = next_operation_++, .peer = load.peer};
   for (uint32_t b = order.first_block; b < order.first_block + order.num_blocks; ++b) {
@@ -158,7 +161,7 @@ void StoreTraffic::offer(std::span<const BlockHash> chain, std::span<const Block
   emit_(message);
 }
 
-void StoreTraffic::places(const link::StorePlaces& answer) {
+void StoreTraffic::places(const link::StorePlaces& answer, uint64_t tick) {
   auto it = offers_.find(answer.offer_id);
   if (it == offers_.end() || it->second.writing) {
     // Too late: nothing is written; the empty answer gives the places back.
@@ -167,6 +170,7 @@ void StoreTraffic::places(const link::StorePlaces& answer) {
   }
   Offer& offer = it->second;
   offer.lease_id = answer.lease_id;
+  offer.peer = answer.peer_id;
   WriteSpans write{.operation = next_operation_++, .peer = answer.peer_id};
   for (const auto& place : answer.blocks) {
     const BlockHash hash{place.hash_low, place.hash_high};
@@ -179,6 +183,7 @@ void StoreTraffic::places(const link::StorePlaces& answer) {
   }
   if (answer.lease_id == 0 || write.spans.empty()) return finish_offer(answer.offer_id);
   offer.writing = true;
+  offer.deadline_tick = tick + kTransferTicks;
   offer.num_outstanding = 2;
   const Fence fence{.operation = next_operation_++, .peer = answer.peer_id};
   writes_.emplace(write.operation, answer.offer_id);
@@ -200,7 +205,7 @@ void StoreTraffic::finish_offer(uint64_t offer_id) {
   offers_.erase(offer_id);
 }
 
-bool StoreTraffic::on_done(const OperationDone& done, uint64_t tick) {
+std::optional<PeerId> StoreTraffic::on_done(const OperationDone& done, uint64_t tick) {
   if (auto read = reads_.find(done.operation); read != reads_.end()) {
     const SequenceId id = read->second;
     reads_.erase(read);
@@ -208,41 +213,59 @@ bool StoreTraffic::on_done(const OperationDone& done, uint64_t tick) {
       read_ns_per_byte_ = smooth(read_ns_per_byte_, static_cast<double>(done.duration_ns) /
                                                         static_cast<double>(done.bytes));
     }
+    const PeerId peer = loads_.at(id).peer;
     finish_load(id, loads_.at(id), done.status, tick);
-    return true;
+    return peer;
   }
   auto write = writes_.find(done.operation);
-  if (write == writes_.end()) return false;
+  if (write == writes_.end()) return std::nullopt;
   const uint64_t offer_id = write->second;
   writes_.erase(write);
   Offer& offer = offers_.at(offer_id);
+  const PeerId peer = offer.peer;
   if (!done.status.ok() && offer.failure.ok()) offer.failure = done.status;
   if (--offer.num_outstanding == 0) finish_offer(offer_id);
-  return true;
+  return peer;
 }
 
-void StoreTraffic::expire(uint64_t tick) {
+std::vector<PeerId> StoreTraffic::expire(uint64_t tick) {
+  std::vector<PeerId> overdue;
   for (auto it = loads_.begin(); it != loads_.end();) {
     const auto current = it++;
-    if (current->second.answered || current->second.deadline_tick > tick) continue;
-    scheduler_.load_ready(current->first, 0);
-    loads_.erase(current);
+    Load& load = current->second;
+    if (load.deadline_tick > tick) continue;
+    if (load.reading) {
+      overdue.push_back(load.peer);
+      load.deadline_tick = UINT64_MAX;
+    } else if (!load.answered) {
+      scheduler_.load_ready(current->first, 0);
+      loads_.erase(current);
+    }
   }
-  std::vector<uint64_t> late;
-  for (const auto& [offer_id, offer] : offers_) {
-    if (!offer.writing && offer.deadline_tick <= tick) late.push_back(offer_id);
+  std::vector<uint64_t> unanswered;
+  for (auto& [offer_id, offer] : offers_) {
+    if (offer.deadline_tick > tick) continue;
+    if (offer.writing) {
+      overdue.push_back(offer.peer);
+      offer.deadline_tick = UINT64_MAX;
+    } else {
+      unanswered.push_back(offer_id);
+    }
   }
-  for (const uint64_t offer_id : late) finish_offer(offer_id);
+  for (const uint64_t offer_id : unanswered) {
+    for (const BlockHash& hash : offers_.at(offer_id).hashes) offered_.erase(hash);
+    finish_offer(offer_id);
+  }
+  return overdue;
 }
 
 uint64_t StoreTraffic::next_tick() const {
   uint64_t next = UINT64_MAX;
   for (const auto& [id, load] : loads_) {
-    if (!load.answered) next = std::min(next, load.deadline_tick);
+    // One that is answered waits for its turn in the scheduler, which has no deadline.
+    if (!load.answered || load.reading) next = std::min(next, load.deadline_tick);
   }
-  for (const auto& [id, offer] : offers_) {
-    if (!offer.writing) next = std::min(next, offer.deadline_tick);
-  }
+  for (const auto& [id, offer] : offers_) next = std::min(next, offer.deadline_tick);
   return next;
 }
 

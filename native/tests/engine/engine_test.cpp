@@ -148,6 +148,21 @@ TEST_F(EngineTest, ABrokenPairEndsItsHandoffsAndANewOneWorks) {
   EXPECT_EQ(decode_->outcome(3000).finish, link::Finish::kLength);
 }
 
+TEST_F(EngineTest, AHandoffIdIsUsedOnce) {
+  connect(1, 81);
+  start_handoff(4000, prompt(50, 1), 1);
+  decode_->wait([&] { return decode_->outcome(4000).over(); });
+  prefill_->wait([&] { return prefill_->outcome(4000).over(); });
+  prefill_->send(link::Prefill{.task = task(4001, prompt(50, 1), 4),
+                               .handoff_high = 4000,
+                               .handoff_low = 4000,
+                               .attempt = 1,
+                               .peer_id = 1});
+  prefill_->wait([&] { return prefill_->outcome(4001).over(); });
+  EXPECT_EQ(prefill_->outcome(4001).code, StatusCode::kAlreadyExists);
+  prefill_->wait_until_clean();
+}
+
 TEST_F(EngineTest, BadRequestsAreRefusedByFieldAndHoldNothing) {
   const auto code_of = [this](uint64_t id, const link::Command& command) {
     prefill_->send(command);

@@ -124,6 +124,7 @@ class Engine {
   std::vector<HandoffEvent> untold_;  // events that arose while others were being told
   bool telling_ = false;
   bool stopped_ = false;
+  Status failure_;  // of the link, seen within a step
 
   // Of the step in flight.
   bool in_step_ = false;

@@ -26,6 +26,7 @@ struct Sending {
   bool granted = false;
   bool computed = false;  // every block is final and the first token is known
   bool stopping = false;
+  bool posted = false;  // a write went out: without a fence it may not have arrived yet
   bool fenced = false;
   uint32_t num_matched_blocks = 0;
   std::vector<BlockId> targets;

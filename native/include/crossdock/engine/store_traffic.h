@@ -7,12 +7,13 @@
 // A write:  prompt computed -> StoreOffer (blocks pinned) -> StorePlaces -> WriteSpans, Fence ->
 //           StoreWritten (unpinned)
 // An answer that does not come in time counts as "nothing": the prompt is computed, the offer is
-// dropped.
+// dropped. A transfer that takes too long ends with its pair.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <unordered_set>
 #include <vector>
 
@@ -32,7 +33,7 @@ class StoreTraffic {
   // Asks the store for the chain of a sequence that was submitted with awaits_load.
   void look_up(SequenceId id, std::span<const BlockHash> chain, uint64_t tick);
   void found(const link::StoreFound& answer);
-  void load(const LoadOrder& order);
+  void load(const LoadOrder& order, uint64_t tick);
   // The sequence was admitted. Without a LoadOrder by now the lease is not needed: given back.
   void started(SequenceId id);
   // The sequence is going. True: reads are in flight, and `on_done` will finish it in their time.
@@ -40,11 +41,15 @@ class StoreTraffic {
 
   // Offers the final blocks of a computed prompt.
   void offer(std::span<const BlockHash> chain, std::span<const BlockId> blocks, uint64_t tick);
-  void places(const link::StorePlaces& answer);
+  void places(const link::StorePlaces& answer, uint64_t tick);
+  // Another store answers from now on: what the last one was offered is news to it.
+  void store_connected() { offered_.clear(); }
 
-  // False when the operation is not the store's.
-  bool on_done(const OperationDone& done, uint64_t tick);
-  void expire(uint64_t tick);
+  // The store that the operation went to; nothing when it is not the store's.
+  std::optional<PeerId> on_done(const OperationDone& done, uint64_t tick);
+  // Gives up answers that do not come. Returns the stores whose transfers are overdue: the end of
+  // their pair ends those.
+  std::vector<PeerId> expire(uint64_t tick);
   uint64_t next_tick() const;
 
   // How long the prompt's tokens took to compute, for the choice between reading and computing.
@@ -60,7 +65,7 @@ class StoreTraffic {
     uint64_t lease_id = 0;
     PeerId peer = 0;
     std::vector<link::StoredBlock> blocks;  // of the chain's beginning
-    uint64_t deadline_tick = 0;             // of the answer
+    uint64_t deadline_tick = 0;             // of the answer, then of the read
     bool answered = false;
     bool cancelled = false;
     LoadOrder order;
@@ -69,7 +74,8 @@ class StoreTraffic {
   struct Offer {
     std::vector<BlockHash> hashes;
     std::vector<BlockId> blocks;  // pinned
-    uint64_t deadline_tick = 0;
+    PeerId peer = 0;
+    uint64_t deadline_tick = 0;  // of the answer, then of the write
     uint64_t lease_id = 0;
     std::vector<link::StoredBlock> placed;
     bool writing = false;
