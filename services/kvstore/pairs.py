@@ -69,7 +69,6 @@ class StorePairs:
                 f"the former pair with {remote.instance_id} is not closed yet; try again"
             ) from None
         self._forget(remote.instance_id)
-        self._tier.admit(remote.epoch, remote.block_stride_bytes, remote.instance_id)
         self._num_made += 1
         pair = Pair(self._num_made, remote, store=True)
         try:
@@ -77,8 +76,13 @@ class StorePairs:
                 peer_id=pair.peer_id, incarnation=terms.incarnation, descriptor=remote.descriptor
             )
         except native.StatusError as error:
-            self._tier.part(remote.epoch)
             raise invalid_argument("endpoint.descriptor", error.args[1]) from error
+        # Only after the descriptor was good: the first engine admitted decides the slots' size.
+        try:
+            self._tier.admit(remote.epoch, remote.block_stride_bytes, remote.instance_id)
+        except CrossdockError:
+            self._segment.disconnect(pair.peer_id)
+            raise
         self._pairs[pair.peer_id] = pair
         return pair
 

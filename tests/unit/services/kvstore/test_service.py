@@ -108,10 +108,14 @@ async def test_another_stride_is_refused_with_both(kvstore: RunningStore) -> Non
 
 
 async def test_a_descriptor_that_does_not_parse_is_named(kvstore: RunningStore) -> None:
-    call: Any = kvstore.stub.Connect(_request(descriptor=b"bad"), timeout=10)
+    call: Any = kvstore.stub.Connect(
+        _request(descriptor=b"bad", block_stride_bytes=12_288), timeout=10
+    )
     error = await _error_of(call.read())
     assert (error.code, error.field) == (Code.INVALID_ARGUMENT, "endpoint.descriptor")
     assert (await _error_of(_reserve(kvstore))).reason == Reason.STALE_EPOCH
+    # An engine that was never connected has not decided the size of the slots.
+    await _connect(kvstore)
 
 
 async def test_the_end_of_the_stream_ends_leases_with_proof(kvstore: RunningStore) -> None:
