@@ -69,6 +69,7 @@ class StorePairs:
                 f"the former pair with {remote.instance_id} is not closed yet; try again"
             ) from None
         self._forget(remote.instance_id)
+        self._tier.check(remote.block_stride_bytes, remote.instance_id)
         self._num_made += 1
         pair = Pair(self._num_made, remote, store=True)
         try:
@@ -77,12 +78,8 @@ class StorePairs:
             )
         except native.StatusError as error:
             raise invalid_argument("endpoint.descriptor", error.args[1]) from error
-        # Only after the descriptor was good: the first engine admitted decides the slots' size.
-        try:
-            self._tier.admit(remote.epoch, remote.block_stride_bytes, remote.instance_id)
-        except CrossdockError:
-            self._segment.disconnect(pair.peer_id)
-            raise
+        # Only now: the first engine that is admitted decides the size of the slots.
+        self._tier.admit(remote.epoch, remote.block_stride_bytes, remote.instance_id)
         self._pairs[pair.peer_id] = pair
         return pair
 

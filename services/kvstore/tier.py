@@ -71,23 +71,27 @@ class Tier:
     def num_slots(self) -> int:
         return self._memory_bytes // self._stride_bytes if self._stride_bytes else 0
 
-    def admit(self, owner_epoch: int, stride_bytes: int, who: str) -> None:
-        """An engine connects. Raises when its blocks do not fit the slots."""
+    def check(self, stride_bytes: int, who: str) -> None:
+        """Raises when the blocks of an engine that wants to connect do not fit the slots."""
         if stride_bytes <= 0:
             raise layout_mismatch(f"{who} does not tell its block stride")
-        if self._index is None:
-            if stride_bytes > self._memory_bytes:
-                raise layout_mismatch(
-                    f"a block of {who} has {stride_bytes} bytes, the store's memory "
-                    f"{self._memory_bytes}; give the kvstore more with --memory"
-                )
-            self._stride_bytes = stride_bytes
-            self._index = native.BlockStore(num_blocks=self._memory_bytes // stride_bytes)
-        elif stride_bytes != self._stride_bytes:
+        if self._index is None and stride_bytes > self._memory_bytes:
+            raise layout_mismatch(
+                f"a block of {who} has {stride_bytes} bytes, the store's memory "
+                f"{self._memory_bytes}; give the kvstore more with --memory"
+            )
+        if self._index is not None and stride_bytes != self._stride_bytes:
             raise layout_mismatch(
                 f"block strides differ: the store keeps blocks of {self._stride_bytes} bytes, "
                 f"{who} has blocks of {stride_bytes}; use a kvstore of its own for it"
             )
+
+    def admit(self, owner_epoch: int, stride_bytes: int, who: str) -> None:
+        """An engine connects; the first one decides the size of the slots. Raises as `check`."""
+        self.check(stride_bytes, who)
+        if self._index is None:
+            self._stride_bytes = stride_bytes
+            self._index = native.BlockStore(num_blocks=self._memory_bytes // stride_bytes)
         self._owners.add(owner_epoch)
 
     def part(self, owner_epoch: int) -> None:
