@@ -37,8 +37,10 @@ class SchedulerBench {
  public:
   SchedulerBench(uint32_t num_running, uint32_t num_blocks)
       : num_running_(num_running),
-        scheduler_(
-            {.num_blocks = num_blocks, .num_sequences_max = 1100, .context_tokens_max = 8192}),
+        scheduler_({.num_blocks = num_blocks,
+                    .step_ticks_max = 1'000'000'000,  // never reached: the fit is asked, and agrees
+                    .num_sequences_max = 1100,
+                    .context_tokens_max = 8192}),
         random_(1),
         root_(root_hash("salt", Fingerprint{}, "", "bench")) {}
 
@@ -116,7 +118,7 @@ class SchedulerBench {
       }
     }
     start = Clock::now();
-    scheduler_.step_done(results_, tick_);
+    scheduler_.step_done(results_, tick_, 1'000 + 100 * plan.entries.size());
     for (const SequenceId id : ended_) scheduler_.finish(id);
     return spent + microseconds_since(start);
   }

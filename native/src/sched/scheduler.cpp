@@ -331,9 +331,11 @@ const StepPlan& Scheduler::plan(uint64_t tick) {
   return impl_->plan;
 }
 
-void Scheduler::step_done(std::span<const TokenResult> results, uint64_t tick) {
+void Scheduler::step_done(std::span<const TokenResult> results, uint64_t tick,
+                          uint64_t duration_ticks) {
   Impl& m = *impl_;
   assert(m.pending);
+  if (duration_ticks > 0) m.fit.observe(m.load, duration_ticks);
   size_t next_result = 0;
   for (uint32_t i = 0; i < m.plan.entries.size(); ++i) {
     const PlanEntry& entry = m.plan.entries[i];
@@ -367,6 +369,11 @@ uint32_t Scheduler::num_cached_tokens(SequenceId id) const {
   return impl_->at(id).num_cached_tokens;
 }
 std::span<const BlockHash> Scheduler::chain(SequenceId id) const { return impl_->at(id).chain; }
+
+double Scheduler::predicted_prompt_ticks(uint32_t num_tokens) const {
+  const StepTimeFit& fit = impl_->fit;
+  return fit.predict(StepLoad{}.with_chunk(0, num_tokens)) - fit.predict({});
+}
 
 uint32_t Scheduler::num_running() const { return static_cast<uint32_t>(impl_->running.size()); }
 uint32_t Scheduler::num_waiting() const { return impl_->queue.size() + impl_->num_awaiting; }

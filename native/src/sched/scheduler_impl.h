@@ -7,6 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "crossdock/sched/step_time_fit.h"
 #include "sequence.h"
 #include "sequence_queue.h"
 
@@ -44,6 +45,9 @@ struct Scheduler::Impl {
   void plan_chunks();
   void admit_queue(uint64_t tick);
   uint32_t chunk_max() const;
+  bool has_chunk() const { return plan.entries.size() > plan.num_decodes; }
+  bool has_room() const;
+  uint32_t chunk_tokens(const Sequence& sequence) const;
   void plan_chunk(uint32_t slot);
   bool admit(uint32_t slot, uint64_t tick);
   void revoke_newest_grant();
@@ -87,7 +91,9 @@ struct Scheduler::Impl {
   uint32_t num_growing = 0;          // running, and not a source
   uint32_t num_pins = 0;
 
+  StepTimeFit fit;
   StepPlan plan;
+  StepLoad load;                  // of the plan
   bool pending = false;           // between plan and step_done
   bool changed = false;           // an event came since the last plan that had nothing to do
   bool head_is_blocked = false;   // the first in the queue waits for blocks

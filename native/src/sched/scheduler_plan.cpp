@@ -4,7 +4,10 @@
 //    are usually free.
 // 2. Every running decode gets its token, in arrival order, and its next block where it needs one.
 // 3. What is left of the token budget goes to the chunks of running sequences, in arrival order:
-//    they hold blocks, so they never wait behind the queue, which holds none.
+//    they hold blocks, so they never wait behind the queue, which holds none. Under a bound on the
+//    step's time they share what is left of that, too. The first has at least a block, so the
+//    oldest prompt gets on whatever the bound; a chunk that does not end its prompt ends with a
+//    block, since a partial one cannot be sent or cached.
 // 4. The queue is admitted from its front. A sequence is admitted only with the blocks of all its
 //    known tokens, so a half-computed prompt never waits for a block, and several of them can
 //    never hold the pool against one another. The first that does not fit ends the admission:
@@ -25,6 +28,7 @@ namespace crossdock {
 void Scheduler::Impl::make_plan(uint64_t tick) {
   if (pending) end_plan();  // a step that failed: nothing of it counts
   plan.clear();
+  load = {};
   stalled.clear();
   has_revoked = false;
   tokens_left = config.token_budget;
@@ -54,12 +58,12 @@ bool Scheduler::Impl::acquire(uint32_t count, std::vector<BlockId>& table) {
 
 void Scheduler::Impl::add_entry(uint32_t slot, uint32_t num_tokens) {
   Sequence& s = slots[slot];
-  assert(0 < num_tokens && num_tokens <= tokens_left);
+  assert(0 < num_tokens && (num_tokens <= tokens_left || !config.chunked_prefill));
   assert(blocks_for(s.num_computed + num_tokens) <= s.table.size());
   const bool wants_logits = s.num_computed + num_tokens == s.num_tokens();
   plan.entries.push_back({s.id, slot, s.num_computed, num_tokens, wants_logits});
   s.in_plan = true;
-  tokens_left -= num_tokens;
+  tokens_left -= std::min(tokens_left, num_tokens);
 }
 
 void Scheduler::Impl::plan_decodes() {
@@ -79,6 +83,7 @@ bool Scheduler::Impl::plan_decode(uint32_t slot) {
   if (needs_block && !acquire(1, s.table)) return false;
   add_entry(slot, 1);
   ++plan.num_decodes;
+  ++load.num_decodes;
   return true;
 }
 
@@ -160,9 +165,35 @@ uint32_t Scheduler::Impl::chunk_max() const {
   return 2048;
 }
 
+// Whether somebody new would get a chunk: of a block or more, beside others.
+bool Scheduler::Impl::has_room() const {
+  if (!has_chunk()) return tokens_left > 0;
+  if (tokens_left < kBlockTokens) return false;
+  return !config.chunked_prefill || config.step_ticks_max == 0 ||
+         fit.keeps(load.with_chunk(0, kBlockTokens), config.step_ticks_max);
+}
+
+// Of the sequence's next chunk; 0 where it has to wait for the next step.
+uint32_t Scheduler::Impl::chunk_tokens(const Sequence& s) const {
+  const uint32_t num_left = s.num_tokens() - s.num_computed;
+  if (!config.chunked_prefill) return num_left;
+  uint32_t count = std::min({num_left, chunk_max(), tokens_left});
+  if (config.step_ticks_max > 0) {
+    const uint32_t least = has_chunk() ? 0 : std::min(count, kBlockTokens);
+    count = std::max(least, fit.largest_chunk(load, s.num_computed, count, config.step_ticks_max));
+  }
+  if (count == num_left) return count;
+  const uint32_t end = (s.num_computed + count) / kBlockTokens * kBlockTokens;
+  if (end > s.num_computed) return end - s.num_computed;
+  return has_chunk() ? 0 : count;
+}
+
 void Scheduler::Impl::plan_chunk(uint32_t slot) {
   const Sequence& s = slots[slot];
-  add_entry(slot, std::min({s.num_tokens() - s.num_computed, chunk_max(), tokens_left}));
+  const uint32_t count = chunk_tokens(s);
+  if (count == 0) return;
+  load = load.with_chunk(s.num_computed, count);
+  add_entry(slot, count);
 }
 
 void Scheduler::Impl::plan_chunks() {
@@ -174,7 +205,7 @@ void Scheduler::Impl::plan_chunks() {
 
 void Scheduler::Impl::admit_queue(uint64_t tick) {
   head_is_blocked = false;
-  while (tokens_left > 0 && !queue.empty() && num_active() < config.num_sequences_max) {
+  while (has_room() && !queue.empty() && num_active() < config.num_sequences_max) {
     const uint32_t slot = queue.front();
     if (!admit(slot, tick)) {
       head_is_blocked = true;

@@ -81,6 +81,9 @@ class Driver {
     config.high_watermark = pick(2) ? 0.88 : 1.0;
     config.low_watermark = pick(2) ? 0.8 : 0.3;
     config.quarantine_max = pick(2) ? 0.25 : 1.0;
+    config.chunked_prefill = pick(8) != 0;
+    // A step takes 20 ticks, and 5 for a token: the bounds allow some tokens, one, none.
+    config.step_ticks_max = std::vector<uint64_t>{0, 400, 25, 1}[pick(4)];
     return config;
   }
 

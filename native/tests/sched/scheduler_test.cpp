@@ -148,8 +148,11 @@ TEST_F(SchedulerTest, PublishesABlockOnceItIsFull) {
   done(s().plan(++tick_));
   EXPECT_EQ(s().tree().num_blocks(), 1u);
   step();
+  EXPECT_EQ(s().tree().num_blocks(), 2u);
+  step();
+  EXPECT_EQ(s().num_computed(1), 100u);
   EXPECT_EQ(s().tree().num_blocks(), 3u);
-  steps(27);
+  steps(26);
   EXPECT_EQ(s().num_computed(1), 126u);
   steps(1);
   EXPECT_EQ(s().tree().num_blocks(), 3u);

@@ -244,7 +244,11 @@ void SchedulerWorld::check_plan() {
     last = place;
     num_tokens += entry.num_tokens;
     EXPECT_GT(entry.num_tokens, 0u);
-    EXPECT_LE(entry.num_tokens, chunk_max);
+    if (config_.chunked_prefill) {
+      EXPECT_LE(entry.num_tokens, chunk_max);
+    } else if (i >= num_decodes) {
+      EXPECT_TRUE(entry.wants_logits) << "a prompt is cut";
+    }
     EXPECT_EQ(entry.first_position, scheduler_.num_computed(entry.id));
     const uint32_t end = entry.first_position + entry.num_tokens;
     ASSERT_LE(end, pending.tokens.size());
@@ -254,13 +258,23 @@ void SchedulerWorld::check_plan() {
       EXPECT_EQ(entry.num_tokens, 1u);
     }
   }
-  EXPECT_LE(num_tokens, config_.token_budget);
-  // Whoever runs is planned; only a decode may be left out, and only for want of a block.
+  if (config_.chunked_prefill) {
+    EXPECT_LE(num_tokens, config_.token_budget);
+  }
+  // Whoever runs is planned. A prompt may be left out where others have what there is of time and
+  // tokens, to less than a block; a decode only for want of a block.
+  const bool has_chunk = plan_.entries.size() > num_decodes;
+  const bool is_spent = num_tokens + kBlockTokens > config_.token_budget ||
+                        (config_.step_ticks_max > 0 && config_.chunked_prefill);
   for (const SequenceId id : running_before_) {
     if (state(id) != SequenceState::kRunning) continue;  // preempted
     const bool planned = std::any_of(plan_.entries.begin(), plan_.entries.end(),
                                      [&](const PlanEntry& entry) { return entry.id == id; });
     if (planned || num_tokens == config_.token_budget) continue;
+    const auto num_prompt = static_cast<uint32_t>(requests_.at(id).prompt.size());
+    const auto num_known = static_cast<uint32_t>(scheduler_.tokens(id).size());
+    const bool decodes = num_known > num_prompt && scheduler_.num_computed(id) + 1 == num_known;
+    if (!decodes && has_chunk && is_spent) continue;
     EXPECT_EQ(scheduler_.num_computed(id), scheduler_.block_table(id).size() * kBlockTokens);
     EXPECT_EQ(scheduler_.pool().num_free(), 0u) << "sequence " << id << " lacks a block";
   }
@@ -352,6 +366,7 @@ SchedulerWorld::Request* SchedulerWorld::request_of(const PendingEntry& pending)
 
 void SchedulerWorld::complete_step() {
   std::vector<TokenResult> results;
+  uint64_t duration = 20;
   for (uint32_t i = 0; i < pending_.size(); ++i) {
     const PendingEntry& p = pending_[i];
     const uint32_t begin = p.entry.first_position;
@@ -364,13 +379,14 @@ void SchedulerWorld::complete_step() {
     }
     fill(p.tokens, p.table, begin, end);
     num_computed_ += p.entry.num_tokens;
+    duration += 5 * p.entry.num_tokens;
     if (!p.entry.wants_logits) continue;
     const Request* request = request_of(p);
     const bool finished = request != nullptr &&
                           p.tokens.size() + 1 == request->prompt.size() + request->max_new_tokens;
     results.push_back({i, token_after(kv(p.table, end - 1)), finished});
   }
-  scheduler_.step_done(results, tick_);
+  scheduler_.step_done(results, tick_, duration);
   for (const PendingEntry& p : pending_) {
     Request* request = request_of(p);
     if (request == nullptr || !p.entry.wants_logits) continue;

@@ -34,7 +34,12 @@ enum class SequenceState : uint8_t { kWaiting, kLoading, kRunning, kHeld, kReser
 
 struct SchedulerConfig {
   uint32_t num_blocks = 0;
-  uint32_t token_budget = 2048;       // T: tokens of one step
+  uint32_t token_budget = 2048;  // T: tokens of one step
+  // False: a prompt is computed in one step, whatever its length; budget and bound do not cut it.
+  bool chunked_prefill = true;
+  // A step's chunks are as large as keeps it within this, by what the steps before it took; at
+  // least a block, so that prompts get on where the decodes alone exceed it. 0: no bound.
+  uint64_t step_ticks_max = 0;
   uint32_t num_sequences_max = 1024;  // running, loading or reserved; at most token_budget
   uint32_t context_tokens_max = 0;    // of the model
   // The tree's eviction: from the high watermark of the pool in use down to the low one.
@@ -133,8 +138,9 @@ class Scheduler {
   // Plans one step. The plan stays valid until the next call. Between plan and step_done any
   // event may arrive; entries of sequences that are gone by then are ignored.
   const StepPlan& plan(uint64_t tick);
-  // Completes the last plan: results are for the entries that wanted logits, in order.
-  void step_done(std::span<const TokenResult> results, uint64_t tick);
+  // Completes the last plan: results are for the entries that wanted logits, in order. The duration
+  // is the executor's; 0 where it is not known, and nothing is learnt from it.
+  void step_done(std::span<const TokenResult> results, uint64_t tick, uint64_t duration_ticks = 0);
 
   bool contains(SequenceId id) const;
   SequenceState state(SequenceId id) const;
@@ -147,6 +153,9 @@ class Scheduler {
   uint32_t num_cached_tokens(SequenceId id) const;
   // The hashes of the sequence's whole blocks known so far.
   std::span<const BlockHash> chain(SequenceId id) const;
+
+  // What computing a prompt's first tokens adds to a step, by the steps so far; 0: none was timed.
+  double predicted_prompt_ticks(uint32_t num_tokens) const;
 
   uint32_t num_running() const;
   uint32_t num_waiting() const;
