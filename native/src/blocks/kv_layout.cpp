@@ -22,6 +22,8 @@ enum class FieldTag : uint8_t {
   kBlockTokens = 7,
   kTensorParallelRank = 8,
   kTensorParallelSize = 9,
+  kKind = 10,
+  kRopeDim = 11,
 };
 
 void put_field(WireWriter& writer, FieldTag tag, uint32_t value) {
@@ -47,6 +49,9 @@ size_t size_bytes(DType dtype) {
   switch (dtype) {
     case DType::kF32: return 4;
     case DType::kBf16: return 2;
+    case DType::kFp8E4m3:
+    case DType::kFp8E5m2:
+    case DType::kFp8DsMla: return 1;
   }
   assert(!"unknown dtype");
   return 0;
@@ -56,9 +61,36 @@ std::string name(DType dtype) {
   switch (dtype) {
     case DType::kF32: return "f32";
     case DType::kBf16: return "bf16";
+    case DType::kFp8E4m3: return "fp8_e4m3";
+    case DType::kFp8E5m2: return "fp8_e5m2";
+    case DType::kFp8DsMla: return "fp8_ds_mla";
   }
   assert(!"unknown dtype");
   return {};
+}
+
+Status KvLayout::validate() const {
+  const bool mla = kind == KvKind::kMla;
+  const bool known = mla ? !is_scaled() : dtype != DType::kFp8DsMla;
+  if (!known) {
+    return {StatusCode::kInvalidArgument,
+            "kv_dtype: " + name(dtype) + " does not suit this model; " +
+                (mla ? "its latent attention takes f32, bf16 or fp8_ds_mla"
+                     : "it takes f32, bf16, fp8_e4m3 or fp8_e5m2")};
+  }
+  if (dtype == DType::kFp8DsMla && head_dim % kLatentScaleGroup != 0) {
+    return {StatusCode::kInvalidArgument,
+            "kv_dtype: fp8_ds_mla needs a kv_lora_rank that is a "
+            "multiple of 128, not " +
+                std::to_string(head_dim)};
+  }
+  return {};
+}
+
+bool KvLayout::converts_from(const KvLayout& other) const {
+  KvLayout same = other;
+  same.dtype = dtype;
+  return same == *this;
 }
 
 Fingerprint KvLayout::fingerprint() const {
@@ -74,6 +106,8 @@ Fingerprint KvLayout::fingerprint() const {
   put_field(fields, FieldTag::kBlockTokens, kBlockTokens);
   put_field(fields, FieldTag::kTensorParallelRank, tensor_parallel_rank);
   put_field(fields, FieldTag::kTensorParallelSize, tensor_parallel_size);
+  put_field(fields, FieldTag::kKind, static_cast<uint32_t>(kind));
+  put_field(fields, FieldTag::kRopeDim, rope_dim);
   Fingerprint result{};
   const auto bytes = fields.bytes();
   const int failed = crypto_generichash_blake2b(
@@ -86,10 +120,11 @@ Fingerprint KvLayout::fingerprint() const {
 
 std::string KvLayout::to_string() const {
   return "KvLayout{version=" + std::to_string(kKvLayoutVersion) + ", model=" + to_hex(model) +
+         ", kind=" + (kind == KvKind::kMla ? "mla" : "gqa") +
          ", num_layers=" + std::to_string(num_layers) +
          ", num_kv_heads=" + std::to_string(num_kv_heads) +
-         ", head_dim=" + std::to_string(head_dim) + ", dtype=" + name(dtype) +
-         ", block_tokens=" + std::to_string(kBlockTokens) +
+         ", head_dim=" + std::to_string(head_dim) + ", rope_dim=" + std::to_string(rope_dim) +
+         ", dtype=" + name(dtype) + ", block_tokens=" + std::to_string(kBlockTokens) +
          ", tensor_parallel_rank=" + std::to_string(tensor_parallel_rank) +
          ", tensor_parallel_size=" + std::to_string(tensor_parallel_size) +
          ", fingerprint=" + to_hex(fingerprint()) + "}";

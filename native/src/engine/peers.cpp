@@ -19,9 +19,11 @@ Result<KvLayout> decode_layout(const std::string& encoded) {
   }
   const auto model = in.get_raw(layout.model.size());
   if (!in.failed()) std::memcpy(layout.model.data(), model.data(), model.size());
+  layout.kind = in.get<KvKind>();
   layout.num_layers = in.get<uint32_t>();
   layout.num_kv_heads = in.get<uint32_t>();
   layout.head_dim = in.get<uint32_t>();
+  layout.rope_dim = in.get<uint32_t>();
   layout.dtype = in.get<DType>();
   layout.tensor_parallel_rank = in.get<uint32_t>();
   layout.tensor_parallel_size = in.get<uint32_t>();
@@ -35,9 +37,11 @@ std::string encode_layout(const KvLayout& layout) {
   WireWriter out;
   out.put(kKvLayoutVersion);
   out.put_raw(std::as_bytes(std::span(layout.model)));
+  out.put(layout.kind);
   out.put(layout.num_layers);
   out.put(layout.num_kv_heads);
   out.put(layout.head_dim);
+  out.put(layout.rope_dim);
   out.put(layout.dtype);
   out.put(layout.tensor_parallel_rank);
   out.put(layout.tensor_parallel_size);

@@ -38,7 +38,7 @@ void gather_queries(const QueryTile& tile, uint32_t head_dim, float* q) {
 
 // One run of one tile, as the row-wise kernels see it.
 struct Run {
-  const Kernels& kernels;
+  const AttentionKernels& kernels;
   const QueryTile& tile;
   const KvHead& kv;
   const Scratch& scratch;
@@ -139,7 +139,7 @@ size_t attention_scratch_floats(uint32_t num_rows, uint32_t head_dim) {
          block_scratch_floats(head_dim);
 }
 
-void attend(const Kernels& kernels, const QueryTile& tile, const KvHead& kv, RunRange runs,
+void attend(const AttentionKernels& kernels, const QueryTile& tile, const KvHead& kv, RunRange runs,
             const AttentionState& state, float* memory) {
   const Scratch scratch = carve(memory, tile.num_rows(), kv.head_dim);
   gather_queries(tile, kv.head_dim, scratch.q);

@@ -108,17 +108,4 @@ void store_v(const float* v, uint32_t head_dim, uint32_t slot, ElementType type,
   for (uint32_t dim = 0; dim < head_dim; ++dim) to[dim] = round_bf16(v[dim]);
 }
 
-void unpack_output(const std::byte* panels, ElementType type, uint32_t depth, uint32_t output,
-                   float* row) {
-  const size_t first =
-      size_t{output / kPanelOutputs} * depth * kPanelOutputs + output % kPanelOutputs;
-  if (type == ElementType::kF32) {
-    const auto* from = reinterpret_cast<const float*>(panels) + first;
-    for (uint32_t k = 0; k < depth; ++k) row[k] = from[size_t{k} * kPanelOutputs];
-    return;
-  }
-  const auto* from = reinterpret_cast<const uint16_t*>(panels) + first;
-  for (uint32_t k = 0; k < depth; ++k) row[k] = widen_bf16(from[size_t{k} * kPanelOutputs]);
-}
-
 }  // namespace crossdock::kernels

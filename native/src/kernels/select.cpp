@@ -1,21 +1,49 @@
-#include "select.h"
+#include <span>
+#include <string>
 
 #include "crossdock/kernels/kernels.h"
 #include "crossdock/sys/cpu.h"
+#include "variants.h"
 
 namespace crossdock::kernels {
+namespace {
+
+struct Variant {
+  Kernels kernels;
+  bool runs_here;
+  const char* needs;
+};
+
+// The widest first; the last runs everywhere.
+std::span<const Variant> variants() {
+  static const Variant all[] = {
+#if defined(__x86_64__)
+      {{"avx2", product_avx2, kAttentionAvx2}, cpu_features().avx2_fma, "AVX2 and FMA"},
+#endif
+      {{"scalar", product_scalar, kAttentionScalar}, true, ""},
+  };
+  return all;
+}
+
+}  // namespace
+
+const Kernels& scalar_kernels() { return variants().back().kernels; }
 
 Result<const Kernels*> select_kernels(const std::string& name) {
-  const bool has_avx2 = kHasAvx2Build && cpu_features().avx2_fma;
-  if (name == "scalar") return &scalar_kernels();
-  if (name == "avx2") {
-    if (has_avx2) return &avx2_kernels();
-    return Status(StatusCode::kFailedPrecondition,
-                  "kernels \"avx2\" need a processor with AVX2 and FMA; use \"auto\"");
+  std::string names = "\"auto\"";
+  for (const Variant& variant : variants()) {
+    if (name == variant.kernels.name && !variant.runs_here) {
+      return Status(
+          StatusCode::kFailedPrecondition,
+          "kernels \"" + name + "\" need a processor with " + variant.needs + "; use \"auto\"");
+    }
+    if ((name == "auto" || name == variant.kernels.name) && variant.runs_here) {
+      return &variant.kernels;
+    }
+    names += std::string(", \"") + variant.kernels.name + "\"";
   }
-  if (name == "auto") return has_avx2 ? &avx2_kernels() : &scalar_kernels();
   return Status(StatusCode::kInvalidArgument,
-                "kernels must be \"auto\", \"avx2\" or \"scalar\", not \"" + name + "\"");
+                "kernels must be one of " + names + ", not \"" + name + "\"");
 }
 
 }  // namespace crossdock::kernels

@@ -13,6 +13,7 @@
 #include "batch_plan.h"
 #include "crossdock/kernels/attention.h"
 #include "crossdock/kernels/elementwise.h"
+#include "crossdock/kernels/kernels.h"
 #include "crossdock/model/executor.h"
 #include "crossdock/sys/thread_pool.h"
 #include "llama_weights.h"
@@ -123,7 +124,7 @@ CpuExecutor::CpuExecutor(ModelConfig model, LlamaWeights weights, const kernels:
   for (uint32_t i = 0; i < model_.head_dim / 2; ++i) {
     const double exponent = 2.0 * i / model_.head_dim;
     inverse_frequency_.push_back(
-        static_cast<float>(1.0 / std::pow(double{model_.rope_theta}, exponent)));
+        static_cast<float>(1.0 / std::pow(double{model_.rope.theta}, exponent)));
   }
   const uint32_t rows = std::max(group_heads_, kernels::kTileRows);
   const size_t attention = kernels::attention_state_floats(rows, model_.head_dim) +
@@ -137,7 +138,7 @@ CpuExecutor::CpuExecutor(ModelConfig model, LlamaWeights weights, const kernels:
 }
 
 std::string CpuExecutor::numerics_id() const {
-  const char* weights = weights_.type == ElementType::kF32 ? "f32" : "bf16";
+  const char* weights = weights_.format == kernels::WeightFormat::kF32 ? "f32" : "bf16";
   const char* kv = kv_type_ == ElementType::kF32 ? "f32" : "bf16";
   // Every variant of the kernels gives these bits, so their name is no part of it.
   return std::string("cpu-fma-v1;w=") + weights + ";a=f32;kv=" + kv + ";attn=gqa-run512-v1";
@@ -198,7 +199,7 @@ void CpuExecutor::embed() {
   for_rows(num_rows(), [&](uint32_t row) {
     const RowPlace& place = plan_.rows[row];
     const uint32_t half = model_.head_dim / 2;
-    kernels::unpack_output(weights_.embedding.panels, weights_.type, model_.hidden_size,
+    kernels::unpack_output(weights_.embedding.panels, weights_.format, model_.hidden_size,
                            static_cast<uint32_t>(place.token),
                            activations_.residual.data() + size_t{row} * model_.hidden_size);
     kernels::rope_angles(place.position, inverse_frequency_.data(), half,
@@ -229,17 +230,17 @@ void CpuExecutor::multiply(const PackedMatrix& matrix, const float* x, uint32_t 
     for (size_t i = begin; i < end; ++i) {
       const auto row = static_cast<uint32_t>(i / num_pieces) * tile_rows;
       const auto unit = static_cast<uint32_t>(i % num_pieces) * piece;
-      const Product job{x + size_t{row} * matrix.depth,
-                        matrix.depth,
-                        std::min(tile_rows, num_rows - row),
-                        tile_rows,
-                        matrix.depth,
-                        matrix.panels,
-                        weights_.type,
-                        epilogue,
-                        matrix.num_outputs,
-                        y.data() + size_t{row} * matrix.num_outputs,
-                        matrix.num_outputs};
+      const Product job{.x = x + size_t{row} * matrix.depth,
+                        .x_stride = matrix.depth,
+                        .num_rows = std::min(tile_rows, num_rows - row),
+                        .tile_rows = tile_rows,
+                        .depth = matrix.depth,
+                        .panels = matrix.panels,
+                        .format = weights_.format,
+                        .epilogue = epilogue,
+                        .num_outputs = matrix.num_outputs,
+                        .y = y.data() + size_t{row} * matrix.num_outputs,
+                        .y_stride = matrix.num_outputs};
       kernels_.product(job, unit, std::min(unit + piece, units), thread_scratch_[t].data());
     }
   });
@@ -298,7 +299,7 @@ void CpuExecutor::run_task(const AttentionTask& task, const kernels::KvHead& kv,
   float* scratch = thread_scratch_[thread].data();
   float* memory = task.split ? partial_state(task.partial, kv_head) : scratch;
   const auto state = kernels::attention_state(memory, rows, head_dim);
-  kernels::attend(kernels_, tile, kv, task.runs, state,
+  kernels::attend(kernels_.attention, tile, kv, task.runs, state,
                   scratch + kernels::attention_state_floats(rows, head_dim));
   if (task.split) return;
   for (uint32_t row = 0; row < rows; ++row) {

@@ -14,8 +14,8 @@
 namespace crossdock {
 namespace {
 
-using kernels::ElementType;
 using kernels::kPanelOutputs;
+using kernels::WeightFormat;
 
 Status tensor_error(StatusCode code, const Tensor& tensor, const std::string& what) {
   return Status(code, tensor.file + ": tensor " + tensor.name + ": " + what);
@@ -91,8 +91,8 @@ class TensorReader {
   }
 
   const std::set<std::string>& used() const { return used_; }
-  ElementType matrix_type() const {
-    return matrix_dtype_ == "F32" ? ElementType::kF32 : ElementType::kBf16;
+  WeightFormat matrix_type() const {
+    return matrix_dtype_ == "F32" ? WeightFormat::kF32 : WeightFormat::kBf16;
   }
 
  private:
@@ -159,15 +159,15 @@ void pack_panel(const std::byte* const* rows, uint32_t depth, std::byte* to) {
   }
 }
 
-void pack(const PackPlan& plan, ElementType type, std::byte* arena, ThreadPool& pool) {
+void pack(const PackPlan& plan, WeightFormat type, std::byte* arena, ThreadPool& pool) {
   const uint32_t depth = plan.to->depth;
-  const size_t panel_bytes = size_t{depth} * kPanelOutputs * kernels::size_bytes(type);
+  const size_t panel_bytes = size_t{depth} * kPanelOutputs * (type == WeightFormat::kF32 ? 4 : 2);
   plan.to->panels = arena + plan.offset;
   pool.parallel_for(plan.num_panels(), 4, [&](size_t begin, size_t end, uint32_t) {
     for (size_t panel = begin; panel < end; ++panel) {
       const auto* rows = plan.rows.data() + panel * kPanelOutputs;
       std::byte* to = arena + plan.offset + panel * panel_bytes;
-      if (type == ElementType::kF32) {
+      if (type == WeightFormat::kF32) {
         pack_panel<uint32_t>(rows, depth, to);
       } else {
         pack_panel<uint16_t>(rows, depth, to);
@@ -229,7 +229,7 @@ Fingerprint fingerprint_of(const Checkpoint& checkpoint, const ModelConfig& conf
     writer.put(value);
   }
   writer.put(config.rms_norm_eps);
-  writer.put(config.rope_theta);
+  writer.put(config.rope.theta);
   writer.put(config.tie_word_embeddings);
   for (size_t i = 0; i < tensors.size(); ++i) {
     writer.put(tensors[i]->name);
@@ -252,13 +252,13 @@ Status pack_all(LlamaWeights& weights, std::vector<PackPlan>& plans, ThreadPool&
   size_t size = 0;
   for (auto& plan : plans) {
     plan.offset = size;
-    size += plan.rows.size() * plan.to->depth * kernels::size_bytes(weights.type);
+    size += plan.rows.size() * plan.to->depth * (weights.format == WeightFormat::kF32 ? 4 : 2);
     size = (size + kAlignment - 1) / kAlignment * kAlignment;
   }
   auto arena = PageBuffer::allocate(size);
   if (!arena.ok()) return arena.status();
   weights.arena = std::move(arena).value();
-  for (const auto& plan : plans) pack(plan, weights.type, weights.arena.data(), pool);
+  for (const auto& plan : plans) pack(plan, weights.format, weights.arena.data(), pool);
   return {};
 }
 
@@ -286,7 +286,7 @@ Result<LlamaWeights> LlamaWeights::load(const Checkpoint& checkpoint, const Mode
     plans.push_back(concatenate(weights.head, {head.value()}));
   }
   if (status = reader.check_all_used(*embedding.value()); !status.ok()) return status;
-  weights.type = reader.matrix_type();
+  weights.format = reader.matrix_type();
   if (status = pack_all(weights, plans, pool); !status.ok()) return status;
   if (config.tie_word_embeddings) weights.head = weights.embedding;
   weights.fingerprint = fingerprint_of(checkpoint, config, reader.used(), pool);

@@ -30,9 +30,9 @@ struct LlamaLayer {
 };
 
 struct LlamaWeights {
-  kernels::ElementType type = kernels::ElementType::kF32;  // of every matrix
-  PackedMatrix embedding;                                  // a token's embedding is one output
-  PackedMatrix head;                                       // the embedding's own panels when tied
+  kernels::WeightFormat format = kernels::WeightFormat::kF32;  // of every matrix
+  PackedMatrix embedding;                                      // a token's embedding is one output
+  PackedMatrix head;  // the embedding's own panels when tied
   std::vector<LlamaLayer> layers;
   std::vector<float> final_norm;
   PageBuffer arena;  // what the panels point into

@@ -83,7 +83,7 @@ Status read_rope_theta(const JsonFile& file, ModelConfig& config) {
   if (!file.is_absent("rope_theta")) {
     auto theta = file.positive("rope_theta");
     if (!theta.ok()) return theta.status();
-    config.rope_theta = theta.value();
+    config.rope.theta = theta.value();
   }
   if (file.is_absent("rope_parameters")) return {};
   const auto& parameters = *file.find("rope_parameters");
@@ -92,7 +92,7 @@ Status read_rope_theta(const JsonFile& file, ModelConfig& config) {
   if (!theta->is_number() || !(theta->get<float>() > 0.0f)) {
     return file.invalid("rope_parameters.rope_theta", "must be a positive number");
   }
-  config.rope_theta = theta->get<float>();
+  config.rope.theta = theta->get<float>();
   return {};
 }
 

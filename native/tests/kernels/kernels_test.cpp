@@ -43,6 +43,10 @@ struct Elements {
   }
 };
 
+ElementType element_type(WeightFormat format) {
+  return format == WeightFormat::kF32 ? ElementType::kF32 : ElementType::kBf16;
+}
+
 bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
@@ -77,13 +81,13 @@ TEST(Kernels, ProductsAreTheReferencesBits) {
           job.y_stride = y_stride;
           job.panels = weights.bytes(ElementType::kF32);
           const auto expected = multiply(scalar_kernels(), job, 1);
-          for (const auto type : {ElementType::kF32, ElementType::kBf16}) {
-            job.type = type;
-            job.panels = weights.bytes(type);
+          for (const auto format : {WeightFormat::kF32, WeightFormat::kBf16}) {
+            job.format = format;
+            job.panels = weights.bytes(element_type(format));
             for (const uint32_t grain : {1u, 3u, 100u}) {
               EXPECT_TRUE(same_bits(multiply(fastest(), job, grain), expected))
                   << outputs << " outputs, depth " << depth << ", " << rows << " rows, epilogue "
-                  << static_cast<int>(epilogue) << ", type " << static_cast<int>(type);
+                  << static_cast<int>(epilogue) << ", type " << static_cast<int>(format);
             }
           }
         }
@@ -105,13 +109,13 @@ TEST(Kernels, ScoresAndWeightedSumsAreTheReferencesBits) {
         const KvBlock kv{block.bytes(type), second.bytes(type), type, head_dim};
         for (int i = 0; i < 2; ++i) {
           scores[i].assign(rows * 40, 0.0f);
-          variants[i]->scores({q.data(), rows, kv, scores[i].data(), 40, scratch.data()});
+          variants[i]->attention.scores({q.data(), rows, kv, scores[i].data(), 40, scratch.data()});
           values[i].assign(rows * head_dim, 7.0f);
           WeightedSum sum{p.data(), 64, rows, kv, 0, 13, values[i].data(), scratch.data()};
-          variants[i]->weighted_sum(sum);
+          variants[i]->attention.weighted_sum(sum);
           sum.slot_begin = 13;
           sum.slot_end = 32;
-          variants[i]->weighted_sum(sum);
+          variants[i]->attention.weighted_sum(sum);
         }
         EXPECT_TRUE(same_bits(scores[0], scores[1])) << head_dim << " dims, " << rows << " rows";
         EXPECT_TRUE(same_bits(values[0], values[1])) << head_dim << " dims, " << rows << " rows";
@@ -129,8 +133,8 @@ TEST(Kernels, SoftmaxIsTheReferencesBitsAndIgnoresUnusedSlots) {
     }
     auto copy = scores;
     float max[2], sum[2];
-    scalar_kernels().softmax(scores.data(), slots, &max[0], &sum[0]);
-    fastest().softmax(copy.data(), slots, &max[1], &sum[1]);
+    scalar_kernels().attention.softmax(scores.data(), slots, &max[0], &sum[0]);
+    fastest().attention.softmax(copy.data(), slots, &max[1], &sum[1]);
     const uint32_t padded = (slots + 31) / 32 * 32;
     scores.resize(padded);
     copy.resize(padded);

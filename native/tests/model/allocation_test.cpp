@@ -28,7 +28,8 @@ namespace {
 TEST(Allocation, AStepLikeOneBeforeItAllocatesNothing) {
   TemporaryDirectory directory;
   TinyLlama::random(tiny_config(), "BF16", 1).write(directory.path());
-  auto loaded = load_cpu_executor({directory.path(), DType::kBf16, 2, "auto"});
+  auto loaded = load_cpu_executor(
+      {.model_directory = directory.path(), .kv_dtype = DType::kBf16, .num_threads = 2});
   ASSERT_TRUE(loaded.ok()) << loaded.status().to_string();
   Executor& executor = *loaded.value();
   Slab slab(executor.layout(), 40);

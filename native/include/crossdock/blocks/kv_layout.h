@@ -1,8 +1,12 @@
 // How one KV block is laid out in memory, as a value that peers compare by fingerprint.
 //
 // A block holds kBlockTokens token positions of all layers. Within it, layer by layer:
-//   for every KV head: K as [head_dim][slot] (transposed: one vector load covers eight slots of one
-//   dimension, so scores need no horizontal sum), then V as [slot][head_dim].
+//   GQA  for every KV head: K as [head_dim][slot] (transposed: one vector load covers the slots of
+//        one dimension, so scores need no horizontal sum), for FP8 the f32 scales of K [slot], then
+//        V as [slot][head_dim], for FP8 the f32 scales of V [slot].
+//   MLA  for every slot one row: the latent (head_dim values), for fp8_ds_mla one f32 scale per 128
+//        of them, then rope_dim values, in bf16 for fp8_ds_mla. For DeepSeek-V3 (512, 64) that is
+//        656 bytes, the arrangement that FlashMLA and vLLM call fp8_ds_mla.
 // A layer's bytes are contiguous, and a block's stride is rounded up to 4 KiB, so a block is one
 // span and a group of layers is one span of it.
 #pragma once
@@ -12,6 +16,8 @@
 #include <cstdint>
 #include <string>
 
+#include "crossdock/sys/status.h"
+
 namespace crossdock {
 
 inline constexpr uint32_t kBlockTokens = 32;
@@ -19,25 +25,48 @@ inline constexpr size_t kBlockAlignment = 4096;
 
 using BlockId = uint32_t;
 
-enum class DType : uint8_t { kF32 = 0, kBf16 = 1 };
+enum class DType : uint8_t { kF32 = 0, kBf16 = 1, kFp8E4m3 = 2, kFp8E5m2 = 3, kFp8DsMla = 4 };
+enum class KvKind : uint8_t { kGqa = 0, kMla = 1 };
 
+inline constexpr DType kAllDTypes[] = {DType::kF32, DType::kBf16, DType::kFp8E4m3, DType::kFp8E5m2,
+                                       DType::kFp8DsMla};
+inline constexpr uint32_t kLatentScaleGroup = 128;  // latent values that share a scale
+
+// Bytes of one element; of fp8_ds_mla one of the latent.
 size_t size_bytes(DType dtype);
-std::string name(DType dtype);
+std::string name(DType dtype);  // "f32", "bf16", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla"
 
 using Fingerprint = std::array<uint8_t, 16>;
 
 struct KvLayout {
   Fingerprint model{};  // of the checkpoint: architecture, dimensions and weights
+  KvKind kind = KvKind::kGqa;
   uint32_t num_layers = 0;
-  uint32_t num_kv_heads = 0;
-  uint32_t head_dim = 0;
+  uint32_t num_kv_heads = 0;  // MLA: 1
+  uint32_t head_dim = 0;      // GQA: of K and of V; MLA: of the latent
+  uint32_t rope_dim = 0;      // MLA alone
   DType dtype = DType::kF32;
   uint32_t tensor_parallel_rank = 0;
   uint32_t tensor_parallel_size = 1;
 
-  // Bytes of K (or of V) of one head in one layer of one block.
-  size_t head_bytes() const { return size_t{kBlockTokens} * head_dim * size_bytes(dtype); }
-  size_t layer_bytes() const { return 2 * size_t{num_kv_heads} * head_bytes(); }
+  // INVALID_ARGUMENT where the kind has no such dtype or the dims do not suit it.
+  Status validate() const;
+
+  // GQA: bytes of K (or of V) of one head in one layer of one block, its scales among them.
+  size_t head_bytes() const {
+    return size_t{kBlockTokens} * (head_dim * size_bytes(dtype) + (is_scaled() ? 4 : 0));
+  }
+  // MLA: bytes of one token in one layer.
+  size_t row_bytes() const {
+    if (dtype == DType::kFp8DsMla) {
+      return head_dim + size_t{4} * (head_dim / kLatentScaleGroup) + size_t{2} * rope_dim;
+    }
+    return (size_t{head_dim} + rope_dim) * size_bytes(dtype);
+  }
+  size_t layer_bytes() const {
+    return kind == KvKind::kMla ? kBlockTokens * row_bytes()
+                                : 2 * size_t{num_kv_heads} * head_bytes();
+  }
   size_t block_bytes() const { return num_layers * layer_bytes(); }
   size_t stride_bytes() const {
     return (block_bytes() + kBlockAlignment - 1) / kBlockAlignment * kBlockAlignment;
@@ -48,6 +77,15 @@ struct KvLayout {
   size_t v_offset(uint32_t layer, uint32_t head) const {
     return k_offset(layer, head) + head_bytes();
   }
+  // Of the scales, behind the elements of a head's K or V.
+  size_t scales_offset() const { return size_t{kBlockTokens} * head_dim * size_bytes(dtype); }
+  bool is_scaled() const { return dtype == DType::kFp8E4m3 || dtype == DType::kFp8E5m2; }
+  // MLA: of a slot's row.
+  size_t row_offset(uint32_t layer, uint32_t slot) const {
+    return layer * layer_bytes() + slot * row_bytes();
+  }
+  // Whether a block of this layout can be made from one of the other: all but the dtype is equal.
+  bool converts_from(const KvLayout& other) const;
 
   // BLAKE2b-128 over every field above, the block size and the layout version.
   Fingerprint fingerprint() const;
@@ -56,6 +94,6 @@ struct KvLayout {
   friend bool operator==(const KvLayout&, const KvLayout&) = default;
 };
 
-inline constexpr uint32_t kKvLayoutVersion = 1;
+inline constexpr uint32_t kKvLayoutVersion = 2;
 
 }  // namespace crossdock

@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "crossdock/kernels/kernels.h"
+#include "crossdock/kernels/block_attention.h"
 
 namespace crossdock::kernels {
 
@@ -73,7 +73,7 @@ struct RunRange {
 
 // Computes the runs of the range and merges them, in order, into `state` (which it overwrites).
 // Every row must see at least one slot of the first run.
-void attend(const Kernels& kernels, const QueryTile& tile, const KvHead& kv, RunRange runs,
+void attend(const AttentionKernels& kernels, const QueryTile& tile, const KvHead& kv, RunRange runs,
             const AttentionState& state, float* scratch);
 
 // Merges one row's next runs into its earlier ones.

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "crossdock/kernels/kernels.h"
+#include "crossdock/kernels/block_attention.h"
 
 namespace crossdock::kernels {
 
@@ -27,9 +27,5 @@ void store_k(const float* k, uint32_t head_dim, uint32_t slot, ElementType type,
 // Writes one token's V of one head into a block: v_block[slot][dim].
 void store_v(const float* v, uint32_t head_dim, uint32_t slot, ElementType type,
              std::byte* v_block);
-
-// Copies `output`'s weights out of panels of `depth`: the embedding of a token, when tied.
-void unpack_output(const std::byte* panels, ElementType type, uint32_t depth, uint32_t output,
-                   float* row);
 
 }  // namespace crossdock::kernels

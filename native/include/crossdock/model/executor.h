@@ -11,35 +11,28 @@
 #include <vector>
 
 #include "crossdock/blocks/kv_layout.h"
+#include "crossdock/model/model_config.h"
 #include "crossdock/sys/status.h"
 
 namespace crossdock {
 
-struct ModelConfig {
-  std::string architecture;  // "LlamaForCausalLM"
-  uint32_t num_layers = 0;
-  uint32_t hidden_size = 0;
-  uint32_t intermediate_size = 0;
-  uint32_t num_heads = 0;
-  uint32_t num_kv_heads = 0;
-  uint32_t head_dim = 0;
-  uint32_t vocab_size = 0;
-  uint32_t context_tokens_max = 0;  // max_position_embeddings
-  float rms_norm_eps = 1e-5f;
-  float rope_theta = 10000.0f;
-  bool tie_word_embeddings = false;
-  std::vector<int32_t> eos_token_ids;  // generation_config.json, else config.json
-};
+// How weights are held: "auto" is what the checkpoint has; the others are made when it is loaded.
+enum class WeightDtype : uint8_t { kAuto, kF32, kBf16, kFp8, kInt8, kInt4 };
 
-// Reads config.json (and generation_config.json). NOT_FOUND, INVALID_ARGUMENT or UNIMPLEMENTED
-// name the file and the key at fault.
-Result<ModelConfig> load_model_config(const std::string& directory);
+struct WeightOptions {
+  WeightDtype dtype = WeightDtype::kAuto;
+  // Packed weights are kept here, named by fingerprint and dtype, so that the next start maps
+  // instead of quantising. Empty: nowhere.
+  std::string cache_directory;
+};
 
 struct ExecutorConfig {
   std::string model_directory;
+  WeightOptions weights;
   DType kv_dtype = DType::kF32;
-  uint32_t num_threads = 1;      // the calling thread is one of them
-  std::string kernels = "auto";  // "auto" | "avx2" | "scalar"
+  bool mla_expanded_prefill = false;  // another order of sums, so another numerics id
+  uint32_t num_threads = 1;           // the calling thread is one of them
+  std::string kernels = "auto";       // "auto" | "avx512" | "avx2" | "scalar"
 };
 
 // One sequence's share of a step.

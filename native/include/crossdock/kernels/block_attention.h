@@ -1,0 +1,66 @@
+// Attention of some query rows over one block of KV, the innermost step of attention.h.
+//
+// Reductions are single chains of fma in a fixed order with vector lanes across slots (scores) or
+// across dims (values), from the widened elements of the pool's type. The scales of FP8 are applied
+// to a whole chain: score = chain(q, k8) * k_scale[slot]; p * v_scale[slot] before the chain over
+// slots.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace crossdock::kernels {
+
+// Of K and V in a block.
+enum class ElementType : uint8_t { kF32 = 0, kBf16 = 1, kFp8E4m3 = 2, kFp8E5m2 = 3 };
+
+constexpr size_t size_bytes(ElementType type) {
+  return type == ElementType::kF32 ? 4 : type == ElementType::kBf16 ? 2 : 1;
+}
+constexpr bool is_fp8(ElementType type) { return size_bytes(type) == 1; }
+
+// One head's K or V of one block, for some query rows. `next` is what the caller reads after it, to
+// be fetched early (it is never dereferenced; without a next block, the block itself).
+struct KvBlock {
+  const std::byte* bytes = nullptr;
+  const std::byte* next = nullptr;
+  ElementType type = ElementType::kF32;
+  uint32_t head_dim = 0;  // a multiple of 8
+};
+
+// Floats of scratch that `scores` and `weighted_sum` need for a head_dim.
+inline size_t block_scratch_floats(uint32_t head_dim) { return size_t{head_dim} * 32; }
+
+// scores[row][slot] = chain over dim of q[row][dim] * k[dim][slot], for the 32 slots of a block.
+struct Scores {
+  const float* q = nullptr;  // [row][head_dim]
+  uint32_t num_rows = 0;
+  KvBlock k;
+  float* scores = nullptr;
+  size_t scores_stride = 0;
+  float* scratch = nullptr;
+};
+
+// values[row][dim] continues its chain over slots of p[row][slot] * v[slot][dim], from slot_begin
+// to slot_end of the block.
+struct WeightedSum {
+  const float* p = nullptr;  // [row][p_stride], indexed by slot
+  size_t p_stride = 0;
+  uint32_t num_rows = 0;
+  KvBlock v;
+  uint32_t slot_begin = 0;
+  uint32_t slot_end = 0;
+  float* values = nullptr;  // [row][head_dim]
+  float* scratch = nullptr;
+};
+
+struct AttentionKernels {
+  void (*scores)(const Scores& scores);
+  // Over the first num_slots (at least one) scores: replaces them by exp(score - max), the rest up
+  // to a multiple of 32 by zero, and gives max and sum. Lane i of 16 sums slots i, i+16, ...; the
+  // lanes are then folded in halves. A score past num_slots is never used, whatever it is.
+  void (*softmax)(float* scores, uint32_t num_slots, float* max, float* sum);
+  void (*weighted_sum)(const WeightedSum& sum);
+};
+
+}  // namespace crossdock::kernels
