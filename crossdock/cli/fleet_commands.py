@@ -58,6 +58,12 @@ def up(
         int | None, typer.Option(min=1, help="Per engine; without it, the cores shared out.")
     ] = None,
     kv_memory: Annotated[str, typer.Option(help="Per engine, like 512MiB.")] = "",
+    chunked_prefill: Annotated[
+        bool, typer.Option(help="Cut long prompts, so that other requests go on meanwhile.")
+    ] = True,
+    step_ms_max: Annotated[
+        int | None, typer.Option(min=0, help="What chunks keep a step within; 0: no bound.")
+    ] = None,
     kvstore: Annotated[bool, typer.Option(help="Keep prefixes in a kvstore.")] = True,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The router's gRPC port; 0: a free one.")] = 0,
@@ -76,6 +82,8 @@ def up(
         transport=transport or "",
         num_threads=threads,
         kv_memory=kv_memory,
+        chunked_prefill=chunked_prefill,
+        step_ms_max=step_ms_max,
         host=host,
         port=port,
         http_port=http_port,

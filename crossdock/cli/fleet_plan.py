@@ -22,6 +22,8 @@ class FleetOptions:
     transport: str = ""
     num_threads: int | None = None  # Per engine; None: the cores, shared out.
     kv_memory: str = ""  # Per engine, like "512MiB".
+    chunked_prefill: bool = True
+    step_ms_max: int | None = None  # 0: no bound.
     host: str = "127.0.0.1"
     port: int = 0  # Of the router's gRPC server; 0: a free one.
     http_port: int = 0
@@ -64,6 +66,8 @@ def worker_specs(
         *("--threads", str(num_threads)),
         *_given("--kv-dtype", options.kv_dtype),
         *_given("--kv-memory", options.kv_memory),
+        *([] if options.chunked_prefill else ["--no-chunked-prefill"]),
+        *_given("--step-ms-max", "" if options.step_ms_max is None else str(options.step_ms_max)),
         *_given("--transport", options.transport),
         *_bind_interface(options),
     ]

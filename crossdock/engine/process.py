@@ -36,6 +36,8 @@ class EngineConfig:
     kernels: str = "auto"
     kv_memory_bytes: int = 512 << 20
     token_budget: int = 2_048
+    chunked_prefill: bool = True
+    step_ms_max: int = 250
     num_sequences_max: int = 256
     transport: str = "auto"
     bind_interface: str = ""

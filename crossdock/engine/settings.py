@@ -29,6 +29,12 @@ class EngineSettings(ServiceSettings):
     token_budget: Annotated[int, Field(ge=32, description="Tokens computed a step at most.")] = (
         2_048
     )
+    chunked_prefill: Annotated[
+        bool, Field(description="Cut prompts into chunks, so that others go on between them.")
+    ] = True
+    step_ms_max: Annotated[
+        int, Field(ge=0, le=3_600_000, description="Chunks keep a step within it; 0: no bound.")
+    ] = 250
     num_sequences_max: Annotated[int, Field(ge=1, le=65_536)] = 256
     transport: Literal["auto", "shm", "tcp", "rc"] = "auto"
     bind_interface: Annotated[
@@ -53,6 +59,8 @@ class EngineSettings(ServiceSettings):
             kernels=self.kernels,
             kv_memory_bytes=int(self.kv_memory),
             token_budget=self.token_budget,
+            chunked_prefill=self.chunked_prefill,
+            step_ms_max=self.step_ms_max,
             num_sequences_max=self.num_sequences_max,
             transport=self.transport,
             bind_interface=self.bind_interface,

@@ -63,6 +63,8 @@ Result<EngineConfig> parse_engine_config(std::string_view text) {
   step(take(json, "kernels", config.kernels));
   step(take(json, "kv_memory_bytes", config.kv_memory_bytes));
   step(take(json, "token_budget", config.token_budget));
+  step(take(json, "chunked_prefill", config.chunked_prefill));
+  step(take(json, "step_ms_max", config.step_ms_max));
   step(take(json, "num_sequences_max", config.num_sequences_max));
   step(take(json, "transport", config.transport));
   step(take(json, "bind_interface", config.bind_interface));

@@ -15,8 +15,20 @@ namespace {
 // A loop with work that cannot be planned yet (blocks are busy) looks again this often.
 constexpr uint64_t kStalledTicks = 10'000;
 constexpr uint64_t kOpenWaitTicks = 10'000'000;
-// A peer answers between layers; with a chunk of 2,048 tokens on a busy machine one takes a second.
-constexpr uint64_t kQuarantineGraceTicks = 10'000'000;
+// A peer answers between layers, well within one of its steps; eight of them, and two seconds, are
+// for a machine that is suddenly busy. Without a bound on steps a layer of a long prompt alone may
+// take seconds.
+constexpr uint64_t kGraceSteps = 8;
+constexpr uint64_t kGraceTicksMin = 2'000'000;
+constexpr uint64_t kGraceTicksMax = 10'000'000;
+
+uint64_t step_ticks_max(const EngineConfig& config) { return config.step_ms_max * uint64_t{1000}; }
+
+// Peers are taken to be configured alike. A grace that is too short costs a pair, never a byte.
+uint64_t quarantine_grace_ticks(const EngineConfig& config) {
+  if (!config.chunked_prefill || config.step_ms_max == 0) return kGraceTicksMax;
+  return std::clamp(kGraceSteps * step_ticks_max(config), kGraceTicksMin, kGraceTicksMax);
+}
 
 uint64_t random_epoch() {
   std::random_device device;
@@ -46,7 +58,8 @@ Result<std::unique_ptr<Engine>> Engine::start(const EngineConfig& config, Engine
   Status status = check_pool(config, layout, num_blocks);
   if (!status.ok()) return status;
   auto transport = create_ucx_transport({.transport = config.transport,
-                                         .segment_bytes = num_blocks * layout.stride_bytes(),
+                                         .segment_bytes = num_blocks * layout.stride_bytes() +
+                                                          Staging::bytes(layout),
                                          .huge_pages = config.huge_pages,
                                          .bind_interface = config.bind_interface},
                                         random_epoch());
@@ -70,14 +83,17 @@ Engine::Engine(const EngineConfig& config, EngineLink& link, std::unique_ptr<Exe
       link_(link),
       executor_(std::move(executor)),
       transfer_(std::move(transfer)),
-      scheduler_({.num_blocks = static_cast<uint32_t>(transfer_->segment().size() /
-                                                      executor_->layout().stride_bytes()),
+      scheduler_({.num_blocks = static_cast<uint32_t>(
+                      (transfer_->segment().size() - Staging::bytes(executor_->layout())) /
+                      executor_->layout().stride_bytes()),
                   .token_budget = config.token_budget,
+                  .chunked_prefill = config.chunked_prefill,
+                  .step_ticks_max = step_ticks_max(config),
                   .num_sequences_max = config.num_sequences_max,
                   .context_tokens_max = executor_->model().context_tokens_max}),
       table_({.verify = config.verify_handoff,
               .open_wait_ticks = kOpenWaitTicks,
-              .quarantine_grace_ticks = kQuarantineGraceTicks}),
+              .quarantine_grace_ticks = quarantine_grace_ticks(config)}),
       senders_(executor_->layout(), scheduler_, *transfer_, config.verify_handoff),
       store_(executor_->layout(), scheduler_, *transfer_,
              [this](const link::Event& event) { emit(event); }),
@@ -93,7 +109,7 @@ Engine::Engine(const EngineConfig& config, EngineLink& link, std::unique_ptr<Exe
   const ModelConfig& model = executor_->model();
   emit(link::Ready{.epoch = descriptor.epoch,
                    .descriptor = {reinterpret_cast<const char*>(encoded.data()), encoded.size()},
-                   .layout = encode_layout(executor_->layout()),
+                   .layout = encode(format()),
                    .layout_text = executor_->layout().to_string(),
                    .numerics_id = executor_->numerics_id(),
                    .num_blocks = num_blocks,
@@ -226,23 +242,20 @@ void Engine::prepare_batch(const StepPlan& plan) {
 
 void Engine::step(const StepPlan& plan) {
   prepare_batch(plan);
-  const uint64_t begin_ns = now_ns();
+  const uint64_t begin_tick = tick();
   in_step_ = true;
   link_.set_in_step(true);
   const auto logits = executor_->run(batch_, [this](uint32_t layer) { on_layer(layer); });
   in_step_ = false;
   const size_t vocab_size = executor_->model().vocab_size;
   size_t row = 0;
-  uint64_t num_tokens = 0;
   for (uint32_t i = 0; i < plan.entries.size(); ++i) {
-    num_tokens += plan.entries[i].num_tokens;
+    num_computed_tokens_ += plan.entries[i].num_tokens;
     if (!plan.entries[i].wants_logits) continue;
     sample_row(plan.entries[i], i, logits.subspan(row++ * vocab_size, vocab_size));
   }
   ++num_steps_;
-  num_computed_tokens_ += num_tokens;
-  if (plan.num_decodes == 0) store_.observe_compute(num_tokens, now_ns() - begin_ns);
-  finish_step(plan);
+  finish_step(plan, tick() - begin_tick);
   link_.set_in_step(false);
 }
 
@@ -276,10 +289,10 @@ void Engine::sample_row(const PlanEntry& entry, uint32_t entry_index, std::span<
   choices_.push_back(choice);
 }
 
-void Engine::finish_step(const StepPlan& plan) {
+void Engine::finish_step(const StepPlan& plan, uint64_t duration_ticks) {
   // The plan's storage is the scheduler's, and what follows may plan again; ids are copied out.
   std::vector<PlanEntry> entries(plan.entries.begin(), plan.entries.end());
-  scheduler_.step_done(results_, tick());
+  scheduler_.step_done(results_, tick(), duration_ticks);
   for (const SequenceId id : to_release_) scheduler_.finish(id);
   to_release_.clear();
   for (const PlanEntry& entry : entries) {

@@ -41,10 +41,12 @@ void StoreTraffic::look_up(SequenceId id, std::span<const BlockHash> chain, uint
 }
 
 bool StoreTraffic::worth_reading(uint32_t num_blocks) const {
+  const double compute_ticks = scheduler_.predicted_prompt_ticks(num_blocks * kBlockTokens);
   // Without a figure for either side the read is tried: that is how the figure is got.
-  if (compute_ns_per_token_ == 0) return num_blocks > 0;
-  const double read_ns = read_ns_per_byte_ * static_cast<double>(layout_.stride_bytes());
-  return num_blocks > 0 && read_ns <= compute_ns_per_token_ * kBlockTokens;
+  if (compute_ticks == 0) return num_blocks > 0;
+  const double read_ns =
+      read_ns_per_byte_ * static_cast<double>(num_blocks * layout_.stride_bytes());
+  return num_blocks > 0 && read_ns <= 1000 * compute_ticks;
 }
 
 void StoreTraffic::found(const link::StoreFound& answer) {
@@ -267,12 +269,6 @@ uint64_t StoreTraffic::next_tick() const {
   }
   for (const auto& [id, offer] : offers_) next = std::min(next, offer.deadline_tick);
   return next;
-}
-
-void StoreTraffic::observe_compute(uint64_t num_tokens, uint64_t duration_ns) {
-  if (num_tokens == 0) return;
-  compute_ns_per_token_ = smooth(
-      compute_ns_per_token_, static_cast<double>(duration_ns) / static_cast<double>(num_tokens));
 }
 
 }  // namespace crossdock

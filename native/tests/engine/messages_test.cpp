@@ -81,6 +81,8 @@ TEST(EngineConfig, NamesTheKeyAtFault) {
             std::string::npos);
   EXPECT_NE(message(("{" + good + R"(, "kv_dtype": "fp4"})").c_str()).find("kv_dtype"),
             std::string::npos);
+  EXPECT_NE(message(("{" + good + R"(, "step_ms_max": -1})").c_str()).find("step_ms_max"),
+            std::string::npos);
   EXPECT_NE(message(("{" + good + R"(, "speed": 1})").c_str()).find("speed"), std::string::npos);
   EXPECT_EQ(message(("{" + good + "}").c_str()), "accepted");
 }

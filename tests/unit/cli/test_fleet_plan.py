@@ -50,12 +50,22 @@ def test_without_a_kvstore_nothing_names_one() -> None:
 
 def test_what_is_not_asked_for_is_left_to_the_service() -> None:
     (prefill, _) = worker_specs(FleetOptions(Path("m")), 2, None)
-    assert not {"--kv-dtype", "--kv-memory", "--transport", "--log-level"} & set(prefill.program)
-    asked = FleetOptions(Path("m"), kv_dtype="bf16", kv_memory="1GiB", transport="tcp")
+    left = {"--kv-dtype", "--kv-memory", "--transport", "--log-level", "--step-ms-max"}
+    assert not (left | {"--no-chunked-prefill"}) & set(prefill.program)
+    asked = FleetOptions(
+        Path("m"),
+        kv_dtype="bf16",
+        kv_memory="1GiB",
+        transport="tcp",
+        chunked_prefill=False,
+        step_ms_max=0,
+    )
     (prefill, _) = worker_specs(asked, 2, None)
     assert _value(prefill.program, "--kv-dtype") == "bf16"
     assert _value(prefill.program, "--kv-memory") == "1GiB"
     assert _value(prefill.program, "--transport") == "tcp"
+    assert _value(prefill.program, "--step-ms-max") == "0"
+    assert "--no-chunked-prefill" in prefill.program
     assert _value(kvstore_specs(asked)[0].program, "--transport") == "tcp"
 
 

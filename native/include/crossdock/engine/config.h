@@ -18,6 +18,8 @@ struct EngineConfig {
   std::string kernels = "auto";
   uint64_t kv_memory_bytes = 0;
   uint32_t token_budget = 2048;
+  bool chunked_prefill = true;  // false: a prompt is computed in one step
+  uint32_t step_ms_max = 250;   // what chunks are cut to; 0: no bound
   uint32_t num_sequences_max = 1024;
   std::string transport = "auto";
   std::string bind_interface;

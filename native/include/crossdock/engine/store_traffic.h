@@ -52,9 +52,6 @@ class StoreTraffic {
   std::vector<PeerId> expire(uint64_t tick);
   uint64_t next_tick() const;
 
-  // How long the prompt's tokens took to compute, for the choice between reading and computing.
-  void observe_compute(uint64_t num_tokens, uint64_t duration_ns);
-
   uint64_t num_blocks_read() const { return num_blocks_read_; }
   uint64_t num_blocks_written() const { return num_blocks_written_; }
   uint64_t num_blocks_bad() const { return num_blocks_bad_; }
@@ -100,7 +97,6 @@ class StoreTraffic {
   std::unordered_set<BlockHash> offered_;  // lately; the store knows better, this saves the asking
   uint64_t next_offer_ = 1;
   OperationId next_operation_;
-  double compute_ns_per_token_ = 0;
   double read_ns_per_byte_ = 0;
   uint64_t num_blocks_read_ = 0;
   uint64_t num_blocks_written_ = 0;
