@@ -58,8 +58,7 @@ Result<std::unique_ptr<Engine>> Engine::start(const EngineConfig& config, Engine
   Status status = check_pool(config, layout, num_blocks);
   if (!status.ok()) return status;
   auto transport = create_ucx_transport({.transport = config.transport,
-                                         .segment_bytes = num_blocks * layout.stride_bytes() +
-                                                          Staging::bytes(layout),
+                                         .segment_bytes = num_blocks * layout.stride_bytes(),
                                          .huge_pages = config.huge_pages,
                                          .bind_interface = config.bind_interface},
                                         random_epoch());
@@ -83,9 +82,8 @@ Engine::Engine(const EngineConfig& config, EngineLink& link, std::unique_ptr<Exe
       link_(link),
       executor_(std::move(executor)),
       transfer_(std::move(transfer)),
-      scheduler_({.num_blocks = static_cast<uint32_t>(
-                      (transfer_->segment().size() - Staging::bytes(executor_->layout())) /
-                      executor_->layout().stride_bytes()),
+      scheduler_({.num_blocks = static_cast<uint32_t>(transfer_->segment().size() /
+                                                      executor_->layout().stride_bytes()),
                   .token_budget = config.token_budget,
                   .chunked_prefill = config.chunked_prefill,
                   .step_ticks_max = step_ticks_max(config),
@@ -109,7 +107,7 @@ Engine::Engine(const EngineConfig& config, EngineLink& link, std::unique_ptr<Exe
   const ModelConfig& model = executor_->model();
   emit(link::Ready{.epoch = descriptor.epoch,
                    .descriptor = {reinterpret_cast<const char*>(encoded.data()), encoded.size()},
-                   .layout = encode(format()),
+                   .layout = encode_layout(executor_->layout()),
                    .layout_text = executor_->layout().to_string(),
                    .numerics_id = executor_->numerics_id(),
                    .num_blocks = num_blocks,
