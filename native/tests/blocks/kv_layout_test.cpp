@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <string>
+#include <vector>
 
 namespace crossdock {
 namespace {
@@ -10,6 +12,18 @@ namespace {
 KvLayout example() {
   KvLayout layout{.num_layers = 30, .num_kv_heads = 3, .head_dim = 64, .dtype = DType::kBf16};
   for (uint8_t i = 0; i < 16; ++i) layout.model[i] = i;
+  return layout;
+}
+
+// DeepSeek-V3's cache.
+KvLayout latent_example(DType dtype) {
+  KvLayout layout = example();
+  layout.kind = KvKind::kMla;
+  layout.num_layers = 61;
+  layout.num_kv_heads = 1;
+  layout.head_dim = 512;
+  layout.rope_dim = 64;
+  layout.dtype = dtype;
   return layout;
 }
 
@@ -41,14 +55,60 @@ TEST(KvLayout, SizesAndOffsetsPartitionTheBlock) {
   EXPECT_EQ(expected, layout.block_bytes());
 }
 
+TEST(KvLayout, ScalesFollowTheElementsOfAHead) {
+  KvLayout layout = example();
+  for (const DType dtype : {DType::kFp8E4m3, DType::kFp8E5m2}) {
+    layout.dtype = dtype;
+    EXPECT_TRUE(layout.is_scaled());
+    EXPECT_EQ(layout.scales_offset(), 32u * 64);
+    EXPECT_EQ(layout.head_bytes(), 32u * 64 + 32 * 4);
+    EXPECT_EQ(layout.v_offset(2, 1), 2 * layout.layer_bytes() + 3 * layout.head_bytes());
+  }
+}
+
+TEST(KvLayout, LatentRowsAreWhatTheFieldStores) {
+  EXPECT_EQ(latent_example(DType::kFp8DsMla).row_bytes(), 656u);
+  EXPECT_EQ(latent_example(DType::kBf16).row_bytes(), 1152u);
+  EXPECT_EQ(latent_example(DType::kF32).row_bytes(), 2304u);
+  const KvLayout layout = latent_example(DType::kFp8DsMla);
+  EXPECT_EQ(layout.row_offset(3, 5), size_t{656} * (3 * 32 + 5));
+  EXPECT_EQ(layout.block_bytes(), size_t{61} * 32 * 656);
+  // 32,768 tokens of DeepSeek-V3.
+  EXPECT_NEAR(1024.0 * static_cast<double>(layout.stride_bytes()), 1.31e9, 0.01e9);
+}
+
+TEST(KvLayout, ValidationNamesWhatDoesNotSuit) {
+  for (const DType dtype : kAllDTypes) {
+    KvLayout layout = example();
+    layout.dtype = dtype;
+    EXPECT_EQ(layout.validate().ok(), dtype != DType::kFp8DsMla) << name(dtype);
+    const bool scaled = dtype == DType::kFp8E4m3 || dtype == DType::kFp8E5m2;
+    EXPECT_EQ(latent_example(dtype).validate().ok(), !scaled) << name(dtype);
+  }
+  KvLayout odd = latent_example(DType::kFp8DsMla);
+  odd.head_dim = 192;
+  EXPECT_EQ(odd.validate().code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(odd.validate().message().find("192"), std::string::npos);
+}
+
+TEST(KvLayout, OnlyTheDtypeMayDifferForAConversion) {
+  KvLayout other = example();
+  other.dtype = DType::kFp8E4m3;
+  EXPECT_TRUE(example().converts_from(other));
+  other.num_layers = 31;
+  EXPECT_FALSE(example().converts_from(other));
+}
+
 // Computed with Python's hashlib over the documented encoding.
 TEST(KvLayout, FingerprintIsTheDocumentedHash) {
-  EXPECT_EQ(hex(example().fingerprint()), "488d49c07f4f2529a7be6fad0ff29c1a");
-  EXPECT_EQ(hex(KvLayout{}.fingerprint()), "c462e1ee3cb9e48119d36a9742a30f66");
+  EXPECT_EQ(hex(example().fingerprint()), "9566375a97da705180e01302d00df3cf");
+  EXPECT_EQ(hex(KvLayout{}.fingerprint()), "39c0b9570def3f8ad71f021b39b3f090");
+  EXPECT_EQ(hex(latent_example(DType::kFp8DsMla).fingerprint()),
+            "bc4ae7d03b2c9e7d7c53443c3b293af7");
 }
 
 TEST(KvLayout, EveryFieldChangesTheFingerprintAndTheText) {
-  std::vector<KvLayout> layouts(8, example());
+  std::vector<KvLayout> layouts(10, example());
   layouts[1].model[15] ^= 1;
   layouts[2].num_layers = 31;
   layouts[3].num_kv_heads = 4;
@@ -56,6 +116,8 @@ TEST(KvLayout, EveryFieldChangesTheFingerprintAndTheText) {
   layouts[5].dtype = DType::kF32;
   layouts[6].tensor_parallel_rank = 1;
   layouts[7].tensor_parallel_size = 2;
+  layouts[8].kind = KvKind::kMla;
+  layouts[9].rope_dim = 64;
   std::set<Fingerprint> fingerprints;
   std::set<std::string> texts;
   for (const KvLayout& layout : layouts) {
@@ -70,16 +132,19 @@ TEST(KvLayout, EveryFieldChangesTheFingerprintAndTheText) {
 
 TEST(KvLayout, TextNamesEveryValue) {
   EXPECT_EQ(example().to_string(),
-            "KvLayout{version=1, model=000102030405060708090a0b0c0d0e0f, num_layers=30, "
-            "num_kv_heads=3, head_dim=64, dtype=bf16, block_tokens=32, tensor_parallel_rank=0, "
-            "tensor_parallel_size=1, fingerprint=488d49c07f4f2529a7be6fad0ff29c1a}");
+            "KvLayout{version=2, model=000102030405060708090a0b0c0d0e0f, kind=gqa, num_layers=30, "
+            "num_kv_heads=3, head_dim=64, rope_dim=0, dtype=bf16, block_tokens=32, "
+            "tensor_parallel_rank=0, tensor_parallel_size=1, "
+            "fingerprint=9566375a97da705180e01302d00df3cf}");
 }
 
 TEST(DType, HasSizesAndNames) {
   EXPECT_EQ(size_bytes(DType::kF32), 4u);
   EXPECT_EQ(size_bytes(DType::kBf16), 2u);
-  EXPECT_EQ(name(DType::kF32), "f32");
-  EXPECT_EQ(name(DType::kBf16), "bf16");
+  std::set<std::string> names;
+  for (const DType dtype : kAllDTypes) names.insert(name(dtype));
+  EXPECT_EQ(names, (std::set<std::string>{"f32", "bf16", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla"}));
+  EXPECT_EQ(size_bytes(DType::kFp8E4m3), 1u);
 }
 
 }  // namespace
