@@ -65,7 +65,9 @@ struct LayerWeights {
 };
 
 struct DecoderWeights {
-  std::string dtype;       // as served: "f32", "bf16", "fp8", "int8" or "int4"
+  // As served: "f32", "bf16", "fp8", "int8" or "int4", or "mixed" for a checkpoint served as it is
+  // that no one of these would give.
+  std::string dtype;
   PackedMatrix embedding;  // a token's embedding is one output
   PackedMatrix head;       // the embedding's own panels when tied
   std::vector<LayerWeights> layers;
