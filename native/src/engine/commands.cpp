@@ -51,7 +51,8 @@ void Engine::on(link::Expect& command) {
                 Status(StatusCode::kAlreadyExists, "handoff_id: already live"));
   }
   request->prompt = std::move(command.task.prompt);
-  receiving_.emplace(request->handoff, Receiving{.sequence_id = request->sequence_id});
+  receiving_.emplace(request->handoff, Receiving{.sequence_id = request->sequence_id,
+                                                 .source_epoch = command.source_epoch});
   tell(handoff_event::Expect{request->handoff, command.attempt, command.source_epoch,
                              request->num_prompt_tokens});
 }
@@ -85,7 +86,7 @@ void Engine::on(link::Prefill& command) {
     submission.awaits_load = scheduler_.tree().match_length(chain) < chain.size();
   }
   const bool awaits_load = submission.awaits_load;
-  senders_.prepare(handoff, id, command.peer_id);
+  senders_.prepare(handoff, id, command.peer_id, peer->format.layout);
   tell(handoff_event::Prepare{handoff, command.attempt, command.peer_id,
                               request->num_prompt_tokens});
   // Refused, since the id was used before: its end is reported, and `request` is gone.
@@ -160,7 +161,7 @@ bool Engine::holds_reservation(SequenceId id) const {
 }
 
 void Engine::on(link::ConnectPeer& command) {
-  auto connect = peers_.add(command, executor_->layout());
+  auto connect = peers_.add(command, format());
   if (connect.ok()) return transfer_->submit(std::move(connect).value());
   emit(link::PeerDown{.peer_id = command.peer_id,
                       .closed = true,

@@ -106,6 +106,13 @@ void Engine::act(handoff_action::Reserve& action) {
   Receiving& receiving = receiving_.at(action.id);
   const SequenceId id = receiving.sequence_id;
   Request& request = requests_.at(id);
+  const Peer* source = peers_.of_epoch(receiving.source_epoch);
+  if (source != nullptr && source->format.layout.dtype != executor_->layout().dtype) {
+    // Converted blocks are not what this engine would compute, so they are a chain of their own
+    // that nothing else finds and that finds nothing else.
+    request.root = root_hash(to_string(action.id), executor_->layout().model, "converted",
+                             source->format.numerics_id + " to " + executor_->numerics_id());
+  }
   auto grant = scheduler_.reserve({.id = id,
                                    .prompt = std::move(request.prompt),
                                    .max_new_tokens = request.sampling.max_tokens,

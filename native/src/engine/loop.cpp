@@ -57,11 +57,12 @@ Result<std::unique_ptr<Engine>> Engine::start(const EngineConfig& config, Engine
   const uint64_t num_blocks = config.kv_memory_bytes / layout.stride_bytes();
   Status status = check_pool(config, layout, num_blocks);
   if (!status.ok()) return status;
-  auto transport = create_ucx_transport({.transport = config.transport,
-                                         .segment_bytes = num_blocks * layout.stride_bytes(),
-                                         .huge_pages = config.huge_pages,
-                                         .bind_interface = config.bind_interface},
-                                        random_epoch());
+  auto transport = create_ucx_transport(
+      {.transport = config.transport,
+       .segment_bytes = num_blocks * layout.stride_bytes() + Staging::bytes(layout),
+       .huge_pages = config.huge_pages,
+       .bind_interface = config.bind_interface},
+      random_epoch());
   if (!transport.ok()) return transport.status();
   return assemble(config, link, std::move(executor).value(), std::move(transport).value());
 }
@@ -82,8 +83,9 @@ Engine::Engine(const EngineConfig& config, EngineLink& link, std::unique_ptr<Exe
       link_(link),
       executor_(std::move(executor)),
       transfer_(std::move(transfer)),
-      scheduler_({.num_blocks = static_cast<uint32_t>(transfer_->segment().size() /
-                                                      executor_->layout().stride_bytes()),
+      scheduler_({.num_blocks = static_cast<uint32_t>(
+                      (transfer_->segment().size() - Staging::bytes(executor_->layout())) /
+                      executor_->layout().stride_bytes()),
                   .token_budget = config.token_budget,
                   .chunked_prefill = config.chunked_prefill,
                   .step_ticks_max = step_ticks_max(config),
@@ -107,7 +109,7 @@ Engine::Engine(const EngineConfig& config, EngineLink& link, std::unique_ptr<Exe
   const ModelConfig& model = executor_->model();
   emit(link::Ready{.epoch = descriptor.epoch,
                    .descriptor = {reinterpret_cast<const char*>(encoded.data()), encoded.size()},
-                   .layout = encode_layout(executor_->layout()),
+                   .layout = encode(format()),
                    .layout_text = executor_->layout().to_string(),
                    .numerics_id = executor_->numerics_id(),
                    .num_blocks = num_blocks,

@@ -8,9 +8,10 @@
 namespace crossdock {
 namespace {
 
-Result<KvLayout> decode_layout(const std::string& encoded) {
+Result<CacheFormat> decode_format(const std::string& encoded) {
   WireReader in(std::as_bytes(std::span(encoded)));
-  KvLayout layout;
+  CacheFormat format;
+  KvLayout& layout = format.layout;
   const uint32_t version = in.get<uint32_t>();
   if (version != kKvLayoutVersion) {
     return Status(StatusCode::kFailedPrecondition, "the peer's KV layout has version " +
@@ -27,13 +28,27 @@ Result<KvLayout> decode_layout(const std::string& encoded) {
   layout.dtype = in.get<DType>();
   layout.tensor_parallel_rank = in.get<uint32_t>();
   layout.tensor_parallel_size = in.get<uint32_t>();
-  if (!in.done()) return Status(StatusCode::kInvalidArgument, "layout: malformed");
-  return layout;
+  format.numerics_id = in.get_string();
+  const bool known = layout.dtype <= DType::kFp8DsMla && layout.kind <= KvKind::kMla;
+  if (!in.done() || !known || !layout.validate().ok()) {
+    return Status(StatusCode::kInvalidArgument, "layout: malformed");
+  }
+  return format;
+}
+
+// The parts of a numerics id but the one that the layout has as well.
+std::string without_kv_dtype(const std::string& numerics_id) {
+  const size_t begin = numerics_id.find(";kv=");
+  if (begin == std::string::npos) return numerics_id;
+  const size_t end = numerics_id.find(';', begin + 1);
+  return numerics_id.substr(0, begin) +
+         (end == std::string::npos ? std::string() : numerics_id.substr(end));
 }
 
 }  // namespace
 
-std::string encode_layout(const KvLayout& layout) {
+std::string encode(const CacheFormat& format) {
+  const KvLayout& layout = format.layout;
   WireWriter out;
   out.put(kKvLayoutVersion);
   out.put_raw(std::as_bytes(std::span(layout.model)));
@@ -45,19 +60,29 @@ std::string encode_layout(const KvLayout& layout) {
   out.put(layout.dtype);
   out.put(layout.tensor_parallel_rank);
   out.put(layout.tensor_parallel_size);
+  out.put(std::string_view(format.numerics_id));
   const auto bytes = out.bytes();
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-Status compare_layout(const KvLayout& ours, const std::string& encoded) {
-  auto theirs = decode_layout(encoded);
+Result<CacheFormat> check_format(const CacheFormat& ours, const std::string& encoded) {
+  auto theirs = decode_format(encoded);
   if (!theirs.ok()) return theirs.status();
-  if (theirs.value().fingerprint() == ours.fingerprint()) return {};
-  return {StatusCode::kFailedPrecondition, "KV layouts differ: ours is " + ours.to_string() +
-                                               ", the peer's is " + theirs.value().to_string()};
+  const CacheFormat& peer = theirs.value();
+  if (!ours.layout.converts_from(peer.layout)) {
+    return Status(StatusCode::kFailedPrecondition,
+                  "KV layouts differ: ours is " + ours.layout.to_string() + ", the peer's is " +
+                      peer.layout.to_string());
+  }
+  if (without_kv_dtype(ours.numerics_id) != without_kv_dtype(peer.numerics_id)) {
+    return Status(StatusCode::kFailedPrecondition,
+                  "the engines compute differently: ours " + ours.numerics_id + ", the peer's " +
+                      peer.numerics_id + "; only the KV dtype may differ");
+  }
+  return theirs;
 }
 
-Result<Connect> Peers::add(const link::ConnectPeer& command, const KvLayout& ours) {
+Result<Connect> Peers::add(const link::ConnectPeer& command, const CacheFormat& ours) {
   if (peers_.contains(command.peer_id)) {
     return Status(StatusCode::kAlreadyExists,
                   "peer_id " + std::to_string(command.peer_id) + " is already connected");
@@ -72,8 +97,9 @@ Result<Connect> Peers::add(const link::ConnectPeer& command, const KvLayout& our
   }
   std::memcpy(peer.key.data(), command.mac_key.data(), peer.key.size());
   if (!command.store) {
-    Status status = compare_layout(ours, command.layout);
-    if (!status.ok()) return status;
+    auto format = check_format(ours, command.layout);
+    if (!format.ok()) return format.status();
+    peer.format = std::move(format).value();
   }
   auto descriptor = decode_endpoint(std::as_bytes(std::span(command.descriptor)));
   if (!descriptor.ok()) return descriptor.status();
@@ -86,6 +112,13 @@ Result<Connect> Peers::add(const link::ConnectPeer& command, const KvLayout& our
 Peer* Peers::find(PeerId id) {
   auto it = peers_.find(id);
   return it == peers_.end() ? nullptr : &it->second;
+}
+
+const Peer* Peers::of_epoch(uint64_t epoch) const {
+  for (const auto& [id, peer] : peers_) {
+    if (!peer.store && peer.epoch == epoch && peer.state == PeerState::kReady) return &peer;
+  }
+  return nullptr;
 }
 
 const Peer* Peers::store() const {

@@ -1,9 +1,6 @@
 #include "crossdock/engine/senders.h"
 
-#include <xxhash.h>
-
 #include <cassert>
-#include <cstring>
 
 namespace crossdock {
 namespace {
@@ -11,27 +8,19 @@ namespace {
 // Layers of the last chunk go out in this many groups. More groups overlap more and cost more
 // operations; with four, a quarter of the last chunk's bytes is exposed after the last layer.
 constexpr uint32_t kLayerGroups = 4;
+// Blocks converted into one write: half the slots, so that the next write fills while this one
+// goes.
+constexpr uint32_t kStagedBlocks = Staging::kSlots / 2;
 
 }  // namespace
 
-std::array<uint8_t, 16> checksum_blocks(const KvLayout& layout, std::span<const std::byte> slab,
-                                        std::span<const BlockId> blocks) {
-  XXH3_state_t* state = XXH3_createState();
-  XXH3_128bits_reset(state);
-  for (const BlockId block : blocks) {
-    XXH3_128bits_update(state, slab.data() + block * layout.stride_bytes(), layout.block_bytes());
-  }
-  const XXH128_hash_t hash = XXH3_128bits_digest(state);
-  XXH3_freeState(state);
-  std::array<uint8_t, 16> bytes;
-  std::memcpy(bytes.data(), &hash.low64, 8);
-  std::memcpy(bytes.data() + 8, &hash.high64, 8);
-  return bytes;
-}
-
 Senders::Senders(const KvLayout& layout, Scheduler& scheduler, TransferThread& transfer,
                  bool checksum)
-    : layout_(layout), scheduler_(scheduler), transfer_(transfer), checksum_(checksum) {}
+    : layout_(layout),
+      scheduler_(scheduler),
+      transfer_(transfer),
+      checksum_(checksum),
+      staging_(layout, transfer.segment()) {}
 
 Sending& Senders::at(const HandoffId& id) {
   auto it = sendings_.find(id);
@@ -44,8 +33,13 @@ const Sending* Senders::find(const HandoffId& id) const {
   return it == sendings_.end() ? nullptr : &it->second;
 }
 
-void Senders::prepare(const HandoffId& id, SequenceId sequence_id, PairId pair) {
-  sendings_.emplace(id, Sending{.id = id, .sequence_id = sequence_id, .pair = pair});
+void Senders::prepare(const HandoffId& id, SequenceId sequence_id, PairId pair,
+                      const KvLayout& target) {
+  sendings_.emplace(id, Sending{.id = id,
+                                .sequence_id = sequence_id,
+                                .pair = pair,
+                                .target = target,
+                                .converts = target.dtype != layout_.dtype});
 }
 
 void Senders::grant(const handoff_action::StartWrites& action) {
@@ -54,10 +48,7 @@ void Senders::grant(const handoff_action::StartWrites& action) {
   sending.num_matched_blocks = action.num_matched_blocks;
   sending.targets = action.blocks;
   sending.next_block = action.num_matched_blocks;
-  if (sending.computed) {
-    post_blocks(sending, static_cast<uint32_t>(sending.targets.size()));
-    fence_if_due(sending);
-  }
+  if (sending.computed) post_blocks(sending, static_cast<uint32_t>(sending.targets.size()));
 }
 
 void Senders::post_complete(const HandoffId& id) {
@@ -68,7 +59,7 @@ void Senders::post_complete(const HandoffId& id) {
 
 void Senders::post_layers(const HandoffId& id, uint32_t num_layers_done) {
   Sending& sending = at(id);
-  if (!sending.granted || sending.stopping) return;
+  if (!sending.granted || sending.stopping || sending.converts) return;
   const uint32_t group = (layout_.num_layers + kLayerGroups - 1) / kLayerGroups;
   const bool last = num_layers_done == layout_.num_layers;
   if (num_layers_done - sending.next_layer < group && !last) return;
@@ -86,7 +77,7 @@ void Senders::post_layers(const HandoffId& id, uint32_t num_layers_done) {
     sending.next_block = end_block;
     sending.next_layer = 0;
   }
-  post(sending, std::move(spans));
+  if (!spans.empty()) post(sending, std::move(spans));
 }
 
 void Senders::post_rest(const HandoffId& id, const ChoiceState& choice) {
@@ -95,34 +86,66 @@ void Senders::post_rest(const HandoffId& id, const ChoiceState& choice) {
   sending.choice = choice;
   if (!sending.granted || sending.stopping) return;
   post_blocks(sending, static_cast<uint32_t>(sending.targets.size()));
-  fence_if_due(sending);
 }
 
+// Blocks before end_block are final. The last of them are followed by the fence.
 void Senders::post_blocks(Sending& sending, uint32_t end_block) {
-  if (end_block <= sending.next_block) return;
-  const auto sources = scheduler_.block_table(sending.sequence_id);
-  assert(end_block <= sources.size() && end_block <= sending.targets.size());
-  // Layers before next_layer of these blocks may be out already (a step that was the last chunk
-  // but whose grant came in its middle): only the rest goes.
-  const size_t offset = sending.next_layer * layout_.layer_bytes();
-  const size_t length = layout_.stride_bytes() - offset;
-  std::vector<CopySpan> spans;
-  for (uint32_t b = sending.next_block; b < end_block; ++b) {
-    spans.push_back({sources[b] * layout_.stride_bytes() + offset,
-                     sending.targets[b] * layout_.stride_bytes() + offset, length});
+  if (sending.converts) {
+    sending.ready_blocks = end_block;
+    return post_converted(sending);
   }
-  sending.next_block = end_block;
-  sending.next_layer = 0;
-  post(sending, std::move(spans));
+  if (end_block > sending.next_block) {
+    const auto sources = scheduler_.block_table(sending.sequence_id);
+    assert(end_block <= sources.size() && end_block <= sending.targets.size());
+    // Layers before next_layer of these blocks may be out already (a step that was the last chunk
+    // but whose grant came in its middle): only the rest goes.
+    const size_t offset = sending.next_layer * layout_.layer_bytes();
+    const size_t length = layout_.stride_bytes() - offset;
+    std::vector<CopySpan> spans;
+    for (uint32_t b = sending.next_block; b < end_block; ++b) {
+      spans.push_back({sources[b] * layout_.stride_bytes() + offset,
+                       sending.targets[b] * layout_.stride_bytes() + offset, length});
+    }
+    sending.next_block = end_block;
+    sending.next_layer = 0;
+    post(sending, std::move(spans));
+  }
+  if (sending.computed) fence_if_due(sending);
 }
 
-void Senders::post(Sending& sending, std::vector<CopySpan> spans) {
-  if (spans.empty()) return;
+void Senders::post_converted(Sending& sending) {
+  while (sending.next_block < sending.ready_blocks) {
+    const auto sources = scheduler_.block_table(sending.sequence_id);
+    std::vector<CopySpan> spans;
+    std::vector<uint64_t> slots;
+    while (sending.next_block < sending.ready_blocks && slots.size() < kStagedBlocks) {
+      const uint32_t b = sending.next_block;
+      const auto slot = staging_.convert(sources[b] * layout_.stride_bytes(), sending.target);
+      if (!slot.has_value()) break;
+      if (checksum_) sending.converted.add(sending.target, transfer_.segment().data() + *slot);
+      spans.push_back({*slot, sending.targets[b] * sending.target.stride_bytes(),
+                       sending.target.block_bytes()});
+      slots.push_back(*slot);
+      ++sending.next_block;
+    }
+    if (slots.empty()) return await_slot(sending);
+    staged_.emplace(post(sending, std::move(spans)), std::move(slots));
+  }
+  if (sending.computed) fence_if_due(sending);
+}
+
+void Senders::await_slot(Sending& sending) {
+  if (!sending.waits_for_slot) waiting_.push_back(sending.id);
+  sending.waits_for_slot = true;
+}
+
+OperationId Senders::post(Sending& sending, std::vector<CopySpan> spans) {
   sending.posted = true;
   const OperationId operation = next_operation_++;
   operations_.emplace(operation, sending.id);
   ++sending.num_outstanding;
   transfer_.submit(WriteSpans{operation, sending.pair, std::move(spans)});
+  return operation;
 }
 
 void Senders::fence_if_due(Sending& sending) {
@@ -160,7 +183,31 @@ std::optional<HandoffId> Senders::on_done(const OperationDone& done) {
   sending.num_transfers += done.num_transfers;
   sending.transfer_ns += done.duration_ns;
   if (!done.status.ok() && sending.failure.ok()) sending.failure = done.status;
+  release_staged(sending, done);
   return id;
+}
+
+// The slots of a write that is done are free; those of one that failed may still be read.
+void Senders::release_staged(Sending& sending, const OperationDone& done) {
+  auto it = staged_.find(done.operation);
+  if (it == staged_.end()) return;
+  if (done.status.ok()) {
+    for (const uint64_t slot : it->second) staging_.release(slot);
+  } else {
+    sending.held.insert(sending.held.end(), it->second.begin(), it->second.end());
+  }
+  staged_.erase(it);
+  serve_waiting();
+}
+
+void Senders::serve_waiting() {
+  while (!waiting_.empty() && staging_.num_free() > 0) {
+    auto it = sendings_.find(waiting_.front());
+    waiting_.pop_front();
+    if (it == sendings_.end()) continue;
+    it->second.waits_for_slot = false;
+    if (!it->second.stopping) post_converted(it->second);
+  }
 }
 
 std::optional<HandoffEvent> Senders::settle(const HandoffId& id) {
@@ -174,6 +221,7 @@ std::optional<HandoffEvent> Senders::settle(const HandoffId& id) {
 }
 
 std::array<uint8_t, 16> Senders::checksum(const Sending& sending) const {
+  if (sending.converts) return sending.converted.value();
   const auto sources = scheduler_.block_table(sending.sequence_id);
   return checksum_blocks(layout_, transfer_.segment(),
                          sources.subspan(sending.num_matched_blocks,
@@ -186,7 +234,9 @@ void Senders::finish(const HandoffId& id) {
   if (!it->second.pinned.empty()) scheduler_.unpin(it->second.pinned);
   // A late completion of a failed operation finds no owner and is ignored.
   std::erase_if(operations_, [&id](const auto& entry) { return entry.second == id; });
+  for (const uint64_t slot : it->second.held) staging_.release(slot);
   sendings_.erase(it);
+  serve_waiting();
 }
 
 }  // namespace crossdock

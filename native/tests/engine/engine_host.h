@@ -34,17 +34,19 @@ struct Outcome {
 
 class EngineHost {
  public:
-  EngineHost(LoopbackHub& hub, const std::string& model, uint64_t epoch, uint32_t num_blocks)
+  EngineHost(LoopbackHub& hub, const std::string& model, uint64_t epoch, uint32_t num_blocks,
+             DType kv_dtype = DType::kF32)
       : epoch_(epoch) {
     auto front = FrontLink::create(1 << 20);
     front_ = std::make_unique<FrontLink>(std::move(front).value());
     auto link =
         EngineLink::attach(front_->memory_fd(), front_->to_engine_fd(), front_->to_front_fd());
     link_ = std::make_unique<EngineLink>(std::move(link).value());
-    auto executor = load_cpu_executor({.model_directory = model, .kv_dtype = DType::kF32});
+    auto executor = load_cpu_executor({.model_directory = model, .kv_dtype = kv_dtype});
     EXPECT_TRUE(executor.ok()) << executor.status().to_string();
-    const uint64_t bytes = num_blocks * executor.value()->layout().stride_bytes();
-    auto transport = hub.create_transport({.segment_bytes = bytes}, epoch);
+    const KvLayout& layout = executor.value()->layout();
+    const uint64_t bytes = num_blocks * layout.stride_bytes();
+    auto transport = hub.create_transport({.segment_bytes = bytes + Staging::bytes(layout)}, epoch);
     EXPECT_TRUE(transport.ok()) << transport.status().to_string();
     EngineConfig config{.instance_id = "engine-" + std::to_string(epoch),
                         .model_directory = model,
@@ -157,5 +159,44 @@ class EngineHost {
   std::map<uint32_t, bool> connected_;
   std::map<uint32_t, bool> closed_;
 };
+
+inline link::Task task(uint64_t id, std::vector<int32_t> prompt, uint32_t max_tokens) {
+  return {.sequence_id = id,
+          .prompt = std::move(prompt),
+          .sampling = {.temperature = 0.0f, .max_tokens = max_tokens, .ignore_eos = true},
+          .wants_digests = true};
+}
+
+inline void connect(EngineHost& prefill, EngineHost& decode, uint32_t peer, uint64_t incarnation) {
+  const link::Bytes key(32, 'k');
+  const auto command = [&](const EngineHost& remote) {
+    return link::ConnectPeer{.peer_id = peer,
+                             .epoch = remote.epoch(),
+                             .incarnation = incarnation,
+                             .mac_key = key,
+                             .descriptor = remote.ready().descriptor,
+                             .layout = remote.ready().layout};
+  };
+  prefill.send(command(decode));
+  decode.send(command(prefill));
+  prefill.wait([&] { return prefill.peer_connected(peer); });
+  decode.wait([&] { return decode.peer_connected(peer); });
+}
+
+// Sends one request to both engines; `handoff` is its id everywhere.
+inline void start_handoff(EngineHost& prefill, EngineHost& decode, uint64_t handoff,
+                          const std::vector<int32_t>& prompt, uint32_t max_tokens,
+                          uint32_t peer = 1) {
+  decode.send(link::Expect{.task = task(handoff, prompt, max_tokens),
+                           .handoff_high = handoff,
+                           .handoff_low = handoff,
+                           .attempt = 1,
+                           .source_epoch = prefill.epoch()});
+  prefill.send(link::Prefill{.task = task(handoff, prompt, max_tokens),
+                             .handoff_high = handoff,
+                             .handoff_low = handoff,
+                             .attempt = 1,
+                             .peer_id = peer});
+}
 
 }  // namespace crossdock::testing

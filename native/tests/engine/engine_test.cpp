@@ -15,45 +15,16 @@ class EngineTest : public ::testing::Test {
     decode_ = std::make_unique<EngineHost>(hub_, directory_.path(), 202, 64);
   }
 
-  static link::Task task(uint64_t id, std::vector<int32_t> prompt, uint32_t max_tokens) {
-    return {.sequence_id = id,
-            .prompt = std::move(prompt),
-            .sampling = {.temperature = 0.0f, .max_tokens = max_tokens, .ignore_eos = true},
-            .wants_digests = true};
-  }
-
   std::vector<int32_t> prompt(size_t length, uint64_t seed) const {
     return random_tokens(length, decode_->ready().vocab_size, seed);
   }
 
   void connect(uint32_t peer, uint64_t incarnation) {
-    const link::Bytes key(32, 'k');
-    const auto command = [&](const EngineHost& remote) {
-      return link::ConnectPeer{.peer_id = peer,
-                               .epoch = remote.epoch(),
-                               .incarnation = incarnation,
-                               .mac_key = key,
-                               .descriptor = remote.ready().descriptor,
-                               .layout = remote.ready().layout};
-    };
-    prefill_->send(command(*decode_));
-    decode_->send(command(*prefill_));
-    prefill_->wait([&] { return prefill_->peer_connected(peer); });
-    decode_->wait([&] { return decode_->peer_connected(peer); });
+    testing::connect(*prefill_, *decode_, peer, incarnation);
   }
 
-  // Sends one request to both engines; `handoff` is its id everywhere.
   void start_handoff(uint64_t handoff, const std::vector<int32_t>& prompt, uint32_t peer) {
-    decode_->send(link::Expect{.task = task(handoff, prompt, kMaxTokens),
-                               .handoff_high = handoff,
-                               .handoff_low = handoff,
-                               .attempt = 1,
-                               .source_epoch = prefill_->epoch()});
-    prefill_->send(link::Prefill{.task = task(handoff, prompt, kMaxTokens),
-                                 .handoff_high = handoff,
-                                 .handoff_low = handoff,
-                                 .attempt = 1,
-                                 .peer_id = peer});
+    testing::start_handoff(*prefill_, *decode_, handoff, prompt, kMaxTokens, peer);
   }
 
   Outcome alone(EngineHost& host, uint64_t id, const std::vector<int32_t>& prompt,

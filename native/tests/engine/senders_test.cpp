@@ -55,7 +55,8 @@ TEST(Senders, AStoppedSenderFencesWritesThatAreDoneHere) {
   const KvLayout layout{.num_layers = 1, .num_kv_heads = 1, .head_dim = 8};
   std::atomic<int> fences_held = 0;
   std::atomic<bool> release = false;
-  auto transport = std::make_unique<HeldTransport>(8 * layout.stride_bytes(), fences_held, release);
+  auto transport = std::make_unique<HeldTransport>(
+      8 * layout.stride_bytes() + Staging::bytes(layout), fences_held, release);
   const HeldTransport* held = transport.get();
   TransferThread transfer(std::move(transport));
   Scheduler scheduler({.num_blocks = 8, .token_budget = 32, .context_tokens_max = 1024});
@@ -78,7 +79,7 @@ TEST(Senders, AStoppedSenderFencesWritesThatAreDoneHere) {
                            .prompt = std::vector<int32_t>(70, 1),
                            .max_new_tokens = 1})
                   .ok());
-  senders.prepare(id, 5, 1);
+  senders.prepare(id, 5, 1, layout);
   senders.grant({.id = id, .blocks = {0, 1, 2}});
   ASSERT_EQ(scheduler.plan(1).entries.size(), 1u);
   scheduler.step_done({}, 2);

@@ -57,6 +57,7 @@ class Engine {
   void sample_row(const PlanEntry& entry, uint32_t entry_index, std::span<const float> row);
   void finish_step(const StepPlan& plan, uint64_t duration_ticks);
   void offer_to_store(SequenceId id);
+  CacheFormat format() const { return {executor_->layout(), executor_->numerics_id()}; }
   void accept_token(Request& request, int32_t token, uint32_t position, const LogitDigest& digest);
   void emit(const link::Event& event);
   void flush_tokens();
@@ -118,6 +119,7 @@ class Engine {
   // A handoff that arrives here; kept until nothing of it is reserved or quarantined.
   struct Receiving {
     SequenceId sequence_id = 0;
+    uint64_t source_epoch = 0;
     uint32_t num_matched_blocks = 0;
   };
   std::map<HandoffId, Receiving> receiving_;

@@ -19,6 +19,16 @@ namespace crossdock {
 
 enum class PeerState : uint8_t { kConnecting, kReady, kClosing, kClosed };
 
+// What the bytes of an engine's blocks mean: their layout, and how they are computed.
+struct CacheFormat {
+  KvLayout layout;
+  std::string numerics_id;  // `;`-separated parts
+};
+std::string encode(const CacheFormat& format);
+// Checks that blocks of the one can be made from the other's: the layouts and the numerics differ
+// at most in the KV dtype. FAILED_PRECONDITION carries both, in words. What the peer has.
+Result<CacheFormat> check_format(const CacheFormat& ours, const std::string& encoded);
+
 struct Peer {
   PeerId id = 0;
   uint64_t epoch = 0;
@@ -27,17 +37,16 @@ struct Peer {
   bool store = false;
   PeerState state = PeerState::kConnecting;
   TransportKind transport = TransportKind::kSharedMemory;
+  CacheFormat format;  // of an engine
 };
-
-std::string encode_layout(const KvLayout& layout);
-// Checks that `encoded` is this very layout. FAILED_PRECONDITION carries both, in words.
-Status compare_layout(const KvLayout& ours, const std::string& encoded);
 
 class Peers {
  public:
   // INVALID_ARGUMENT for a malformed command, ALREADY_EXISTS for a known id. The Connect to submit.
-  Result<Connect> add(const link::ConnectPeer& command, const KvLayout& ours);
+  Result<Connect> add(const link::ConnectPeer& command, const CacheFormat& ours);
   Peer* find(PeerId id);
+  // The engine of that epoch whose pair is up, or null.
+  const Peer* of_epoch(uint64_t epoch) const;
   // The connected kvstore, or null.
   const Peer* store() const;
   void forget(PeerId id) { peers_.erase(id); }
