@@ -170,10 +170,10 @@ void product_of(const Product& job, uint32_t unit_begin, uint32_t unit_end, floa
 }  // namespace
 
 void product_avx2(const Product& job, uint32_t unit_begin, uint32_t unit_end, float* scratch) {
-  if (job.format == WeightFormat::kF32) {
-    product_of<float>(job, unit_begin, unit_end, scratch);
-  } else {
-    product_of<uint16_t>(job, unit_begin, unit_end, scratch);
+  switch (job.format) {
+    case WeightFormat::kF32: return product_of<float>(job, unit_begin, unit_end, scratch);
+    case WeightFormat::kBf16: return product_of<uint16_t>(job, unit_begin, unit_end, scratch);
+    default: return product_scalar(job, unit_begin, unit_end, scratch);
   }
 }
 

@@ -12,19 +12,12 @@
 #include "crossdock/kernels/attention.h"
 #include "crossdock/kernels/elementwise.h"
 #include "crossdock/kernels/math.h"
+#include "floats.h"
 
 namespace crossdock::kernels {
 namespace {
 
 const Kernels& fastest() { return *select_kernels("auto").value(); }
-
-std::vector<float> random_floats(size_t count, uint64_t seed, float spread = 1.0f) {
-  std::mt19937_64 random(seed);
-  std::normal_distribution<float> normal(0.0f, spread);
-  std::vector<float> values(count);
-  for (auto& value : values) value = normal(random);
-  return values;
-}
 
 // The same numbers as elements of a type; every one is exact in bf16.
 struct Elements {
@@ -43,59 +36,6 @@ struct Elements {
   }
 };
 
-ElementType element_type(WeightFormat format) {
-  return format == WeightFormat::kF32 ? ElementType::kF32 : ElementType::kBf16;
-}
-
-bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
-
-// y of the whole product, cut into pieces of `grain` units.
-std::vector<float> multiply(const Kernels& kernels, Product job, uint32_t grain) {
-  std::vector<float> y = random_floats(size_t{job.num_rows} * job.y_stride, 9);
-  std::vector<float> scratch(product_scratch_floats(job.depth));
-  job.y = y.data();
-  for (uint32_t unit = 0; unit < job.num_units(); unit += grain) {
-    kernels.product(job, unit, std::min(unit + grain, job.num_units()), scratch.data());
-  }
-  return y;
-}
-
-TEST(Kernels, ProductsAreTheReferencesBits) {
-  for (const uint32_t outputs : {1u, 15u, 16u, 17u, 64u, 100u}) {
-    for (const uint32_t depth : {1u, 8u, 37u, 256u, 300u}) {
-      const size_t panels = 2 * ((outputs + kPanelOutputs - 1) / kPanelOutputs);
-      const Elements weights(panels * depth * kPanelOutputs, outputs * 1000 + depth);
-      for (const uint32_t rows : {1u, 2u, 3u, 4u, 5u, 6u, 7u, 12u, 13u, 29u, 200u}) {
-        // More rows than a tile holds: once is enough.
-        if (rows == 200 && (outputs != 17 || depth != 300)) continue;
-        const size_t x_stride = depth + 3, y_stride = outputs + 5;
-        const auto x = random_floats(rows * x_stride, rows);
-        for (const auto epilogue : {Epilogue::kStore, Epilogue::kAdd, Epilogue::kSwiGlu}) {
-          Product job{.x = x.data(), .x_stride = x_stride, .num_rows = rows};
-          job.depth = depth;
-          job.tile_rows = product_tile_rows(depth);
-          job.epilogue = epilogue;
-          job.num_outputs = outputs;
-          job.y_stride = y_stride;
-          job.panels = weights.bytes(ElementType::kF32);
-          const auto expected = multiply(scalar_kernels(), job, 1);
-          for (const auto format : {WeightFormat::kF32, WeightFormat::kBf16}) {
-            job.format = format;
-            job.panels = weights.bytes(element_type(format));
-            for (const uint32_t grain : {1u, 3u, 100u}) {
-              EXPECT_TRUE(same_bits(multiply(fastest(), job, grain), expected))
-                  << outputs << " outputs, depth " << depth << ", " << rows << " rows, epilogue "
-                  << static_cast<int>(epilogue) << ", type " << static_cast<int>(format);
-            }
-          }
-        }
-      }
-    }
-  }
-}
-
 TEST(Kernels, ScoresAndWeightedSumsAreTheReferencesBits) {
   for (const uint32_t head_dim : {8u, 16u, 24u, 64u, 72u, 128u}) {
     const Elements block(size_t{head_dim} * kSlotsPerBlock, head_dim);
@@ -104,7 +44,7 @@ TEST(Kernels, ScoresAndWeightedSumsAreTheReferencesBits) {
       const auto q = random_floats(size_t{rows} * head_dim, rows);
       const auto p = random_floats(size_t{rows} * 64, rows + 50);
       for (const auto type : {ElementType::kF32, ElementType::kBf16}) {
-        std::vector<float> scores[2], values[2], scratch(block_scratch_floats(head_dim));
+        std::vector<float> scores[2], values[2], scratch(block_scratch_floats(rows, head_dim));
         const Kernels* variants[] = {&scalar_kernels(), &fastest()};
         const KvBlock kv{block.bytes(type), second.bytes(type), type, head_dim};
         for (int i = 0; i < 2; ++i) {

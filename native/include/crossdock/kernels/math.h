@@ -51,4 +51,28 @@ inline uint16_t round_bf16(float value) {
   return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
+// Exact; NaN and infinity stay what they are.
+inline float widen_f16(uint16_t bits) {
+  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16;
+  const uint32_t rest = static_cast<uint32_t>(bits & 0x7fffu) << 13;
+  if (rest >= 0x0f800000u) return std::bit_cast<float>(sign | 0x70000000u | rest);
+  return std::bit_cast<float>(sign |
+                              std::bit_cast<uint32_t>(std::bit_cast<float>(rest) * 0x1p112f));
+}
+
+// Round to nearest, ties to even; what is too large becomes infinity, NaN stays a (quiet) NaN.
+inline uint16_t round_f16(float value) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  const auto sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  if (value != value) return static_cast<uint16_t>(sign | 0x7e00u);
+  if (magnitude >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);  // from 65,520 on
+  if (magnitude < 0x38800000u) {  // below 2^-14: a multiple of 2^-24, which the sum rounds to
+    const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
+    return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(shifted) - 0x3f000000u));
+  }
+  const uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
+  return static_cast<uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
+}
+
 }  // namespace crossdock::kernels

@@ -4,8 +4,8 @@
 // thread that computes it, ascending over the reduced dimension, from zero. Vector lanes lie across
 // outputs, so a wider variant computes more chains, never another chain:
 //   f32, bf16  one chain of fma over depth
-//   fp8        per stretch of 128 a chain of fma over the unscaled values, from zero; then
-//              total = fma(chain, scale, total)
+//   fp8        per stretch of 128 a chain of fma over value / 256 (what the bits of an e4m3 give
+//              when they are moved into an f16), from zero; then total = fma(chain, scale, total)
 //   int8       per group of 32 the exact integer sum of products; total = fma(float(sum),
 //              weight scale, total); the result is total * row scale
 //   int4       as int8 over the unsigned nibbles, and after each group total = fma(minimum, sum of
@@ -22,11 +22,13 @@ enum class WeightFormat : uint8_t { kF32 = 0, kBf16 = 1, kFp8 = 2, kInt8 = 3, kI
 
 // Weights lie in panels of 16 outputs; the last panel is padded with zero weights. A panel is
 //   f32, bf16  [k][output]
-//   fp8        per stretch of 128 k (the last may be shorter): 16 f32 scales, then e4m3 [k][output]
+//   fp8        per stretch of 128 k (the last may be shorter): 16 f32 scales, 256 times those of
+//              the values, then e4m3 [k][output]
 //   int8       per group of 32 k: 16 f16 scales, then 512 signed bytes
 //   int4       per group of 32 k: 16 f16 scales, 16 f16 minimums, then 256 bytes of unsigned
 //              nibbles n; weight = scale * n + minimum
-// The order of the integers within a group is the one that the kernels unpack most cheaply.
+// The order of the integers within a group (panel_layout.h) is the one that the kernels unpack
+// most cheaply.
 // Groups past the depth are padded with weights that give zero (rows are padded with zeros too).
 inline constexpr uint32_t kPanelOutputs = 16;
 inline constexpr uint32_t kFp8Stretch = 128;
@@ -40,7 +42,7 @@ size_t panel_bytes(WeightFormat format, uint32_t depth);
 
 // Activations for the integer formats, 16 bits with one scale a row: scale = max|x| / 32767, q =
 // round_to_nearest_even(x * (32767 / max|x|)). A row of zeros has scale zero; one that holds a NaN
-// or an infinity has scale NaN and values zero. (8 bits would cost 3 % of perplexity with one scale
+// or an infinity has scale NaN and values zero, one that is nowhere above 1e-34 is zero. (8 bits would cost 3 % of perplexity with one scale
 // a row and 0.4 % with one a group of 32; 16 bits cost 0.001 %: SmolLM2-135M, 4,096 tokens.)
 struct QuantisedRows {
   int16_t* values = nullptr;  // [row][groups * 32], zero past the depth
@@ -95,10 +97,12 @@ inline size_t product_scratch_floats(uint32_t depth) {
 // One panel from 16 outputs of `depth` f32 weights (null: padding). For fp8, int8 and int4 this
 // quantises: fp8 with one scale an output and stretch (max / 448), int8 with one an output and
 // group (max / 127, rounded to f16), int4 with scale and minimum an output and group such that
-// weights that already are scale * n + minimum in f16 come back to the bit.
+// weights that already are scale * n + minimum in f16 come back to the bit. Where a NaN or an
+// infinity is among the weights of a scale, that scale is NaN.
 void pack_panel(WeightFormat format, const float* const* rows, uint32_t depth, std::byte* panel);
 
-// One fp8 panel from e4m3 bytes as a checkpoint has them; scales[output][stretch] f32.
+// One fp8 panel from e4m3 bytes as a checkpoint has them, none of them NaN; scales[output][stretch]
+// f32.
 void pack_fp8_panel(const uint8_t* const* rows, const float* const* scales, uint32_t depth,
                     std::byte* panel);
 

@@ -1,0 +1,109 @@
+// Finds scale and minimum of a group of int4 weights.
+//
+// Weights that come out of a 4-bit checkpoint are at most sixteen values d * n + m, each rounded to
+// f32 once. Whoever quantised them chose d and m, and not always such that n = 0 and n = 15 occur,
+// or that d is positive. So: for every number of steps that may lie between the smallest and the
+// largest weight, when all weights lie on such steps, try each place of the smallest within the
+// sixteen, and keep the first lattice that gives every weight back.
+#include "lattice.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "crossdock/kernels/math.h"
+#include "crossdock/kernels/product.h"
+
+namespace crossdock::kernels {
+namespace {
+
+constexpr uint32_t kSteps = 15;  // between the sixteen values of a lattice
+constexpr float kF16Max = 65504.0f;
+// How far from a step, in steps, a weight may lie before the lattice is out of the question: the
+// rounding to f32 moves it less wherever the minimum is under a thousand steps.
+constexpr float kTolerance = 0.01f;
+
+uint16_t saturated_f16(float value) {
+  return round_f16(std::fmax(std::fmin(value, kF16Max), -kF16Max));
+}
+
+// The different values among a group's weights, ascending.
+struct DistinctValues {
+  float values[kSteps + 1];
+  uint32_t count = 0;
+  bool too_many = false;  // more than a lattice has
+
+  explicit DistinctValues(const float* weights) {
+    for (uint32_t i = 0; i < kGroup && !too_many; ++i) insert(weights[i]);
+  }
+  void insert(float value) {
+    const float* at = std::lower_bound(values, values + count, value);
+    if (at != values + count && *at == value) return;
+    too_many = count > kSteps;
+    if (too_many) return;
+    std::copy_backward(values + (at - values), values + count, values + count + 1);
+    values[at - values] = value;
+    ++count;
+  }
+  float smallest() const { return values[0]; }
+  float largest() const { return values[count - 1]; }
+
+  bool lie_on_steps(float step) const {
+    return std::all_of(values, values + count, [&](float value) {
+      const float steps = (value - smallest()) / step;
+      return std::fabs(steps - std::nearbyint(steps)) < kTolerance;
+    });
+  }
+  bool lie_on(const Lattice& lattice) const {
+    return std::all_of(values, values + count,
+                       [&](float value) { return lattice.value(lattice.nibble(value)) == value; });
+  }
+};
+
+// A value alone: what f16 rounds off becomes the scale.
+Lattice lattice_of_one(float value) {
+  const uint16_t minimum = saturated_f16(value);
+  return {saturated_f16(value - widen_f16(minimum)), minimum};
+}
+
+bool find_lattice(const DistinctValues& distinct, Lattice* found) {
+  const float range = distinct.largest() - distinct.smallest();
+  for (uint32_t steps = kSteps; steps >= 1; --steps) {
+    const float step = range / static_cast<float>(steps);
+    if (!distinct.lie_on_steps(step)) continue;
+    const uint16_t scale = saturated_f16(step);
+    for (uint32_t below = 0; below <= kSteps - steps; ++below) {
+      const float first = static_cast<float>(below) * widen_f16(scale);
+      const Lattice ascending{scale, saturated_f16(distinct.smallest() - first)};
+      const Lattice descending{static_cast<uint16_t>(scale | 0x8000u),
+                               saturated_f16(distinct.largest() + first)};
+      for (const Lattice& lattice : {ascending, descending}) {
+        if (!distinct.lie_on(lattice)) continue;
+        *found = lattice;
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+float Lattice::value(uint32_t n) const {
+  return widen_f16(scale) * static_cast<float>(n) + widen_f16(minimum);
+}
+
+uint32_t Lattice::nibble(float weight) const {
+  const float n = std::nearbyint((weight - widen_f16(minimum)) / widen_f16(scale));
+  return n > 0.0f ? static_cast<uint32_t>(std::fmin(n, float{kSteps})) : 0;
+}
+
+Lattice lattice_of(const float* weights) {
+  const auto [smallest, largest] = std::minmax_element(weights, weights + kGroup);
+  if (*smallest == *largest) return lattice_of_one(*smallest);
+  Lattice lattice;
+  const DistinctValues distinct(weights);
+  if (!distinct.too_many && find_lattice(distinct, &lattice)) return lattice;
+  return {saturated_f16((*largest - *smallest) / float{kSteps}), saturated_f16(*smallest)};
+}
+
+}  // namespace crossdock::kernels
