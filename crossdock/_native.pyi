@@ -1,6 +1,10 @@
-"""Types of the native module: plain data of the engine link, and the link itself."""
+"""Types of the native module: plain data of the engine link, the link itself, the executor."""
 
+from collections.abc import Sequence
 from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
 
 class Finish(IntEnum):
     NONE = 0
@@ -363,3 +367,32 @@ class BlockStore:
     def owner_gone(self, owner_epoch: int) -> None: ...
     def drop(self, hash_low: int, hash_high: int, generation: int) -> bool: ...
     def statistics(self) -> BlockStoreStatistics: ...
+
+class Executor:
+    """The model on a slab of its own. Used by one thread; the GIL is released while it computes."""
+
+    @staticmethod
+    def load(
+        model_directory: str,
+        *,
+        num_blocks: int,
+        weight_dtype: str = "auto",
+        kv_dtype: str = "f32",
+        num_threads: int = 1,
+        kernels: str = "auto",
+        mla_expanded_prefill: bool = False,
+        cache_directory: str = "",
+    ) -> Executor:
+        """Raises StatusError where the model cannot be loaded."""
+    numerics_id: str
+    layout_text: str
+    context_tokens_max: int
+    eos_token_ids: list[int]
+    slab: npt.NDArray[np.uint8]
+    """[block][byte], the executor's own memory."""
+    def run(
+        self, items: Sequence[tuple[Sequence[int], int, Sequence[int], bool]]
+    ) -> npt.NDArray[np.float32]:
+        """Items are tokens, position of the first, block table, whether the last token's logits
+        are wanted: these are the rows. A block table covers every position up to the last."""
+    def zero_tail(self, block_id: int, num_used_slots: int) -> None: ...

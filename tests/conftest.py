@@ -10,7 +10,7 @@ import pytest
 from crossdock import models
 from crossdock.cli.fleet import Fleet
 from crossdock.cli.fleet_plan import FleetOptions
-from crossdock.models.tiny import TinyLlama, write_tiny_llama
+from crossdock.models.tiny import TinyModel, write_tiny_model
 
 # A tiny model needs little; several fleets share a machine's /dev/shm.
 KV_MEMORY = "64MiB"
@@ -21,7 +21,7 @@ StartFleet = Callable[..., Fleet]
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama of two layers, f32."""
-    return write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny", TinyLlama())
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny", TinyModel())
 
 
 @pytest.fixture(scope="session")

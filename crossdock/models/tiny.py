@@ -1,77 +1,27 @@
-"""Tiny random Llama models with a tokenizer, for tests and load: made in milliseconds.
+"""Tiny random models of every architecture, with a tokenizer, for tests and load.
 
 Everything follows from the specification and its seed, so two machines make the same bytes.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
-import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from crossdock.models.catalog import Dtype
-from crossdock.models.weights_file import TensorPlan, write_safetensors
+from crossdock.models.tiny_spec import CLASS_NAMES, PRESETS, TinyMla, TinyModel, TinyMoe
+from crossdock.models.tiny_tensors import tensor_plans
+from crossdock.models.tiny_tokenizer import write_tiny_tokenizer
+from crossdock.models.weights_file import write_safetensors
 
-SPECIAL_TOKENS: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-_NUM_BYTES: Final = 256
-VOCAB_SIZE_MIN: Final = len(SPECIAL_TOKENS) + _NUM_BYTES
-
-CHAT_TEMPLATE: Final = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
-
-# Measured over seeds 0-9 of the default shape, 256 greedy tokens: see tests/oracle. Smaller
-# attention gains leave the next token a function of the last one, and the output soon cycles.
-_EMBEDDING_STD: Final = 0.5
-_PROJECTION_GAIN: Final = 1.5
-_SCORE_GAIN: Final = 2.0
+__all__ = ["PRESETS", "TinyMla", "TinyModel", "TinyMoe", "write_tiny_model"]
 
 
-@dataclass(frozen=True, slots=True)
-class TinyLlama:
-    """The shape of a tiny model. Head counts are per layer, `context` is in tokens."""
-
-    num_layers: int = 2
-    hidden: int = 64
-    intermediate: int = 192
-    num_heads: int = 4
-    num_kv_heads: int = 2
-    head_dim: int = 16
-    vocab_size: int = 512
-    context: int = 4096
-    rope_theta: float = 10000.0
-    tied: bool = False
-    dtype: Dtype = "f32"
-    num_shards: int = 1
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.vocab_size < VOCAB_SIZE_MIN:
-            raise ValueError(f"vocab_size is {self.vocab_size}, must be at least {VOCAB_SIZE_MIN}")
-        if self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                f"num_heads is {self.num_heads}, must be a multiple of num_kv_heads, "
-                f"{self.num_kv_heads}"
-            )
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim is {self.head_dim}, must be even")
-        if not 1 <= self.num_shards <= self.num_layers:
-            raise ValueError(f"num_shards is {self.num_shards}, must be 1 to {self.num_layers}")
-
-
-def write_tiny_llama(directory: Path, spec: TinyLlama | None = None) -> Path:
+def write_tiny_model(directory: Path, spec: TinyModel | None = None) -> Path:
     """Writes the model as a Hugging Face directory, which is created; returns it."""
-    spec = spec or TinyLlama()
+    spec = spec or TinyModel()
     directory.mkdir(parents=True, exist_ok=True)
     _write_json(directory / "config.json", _config(spec))
     _write_json(
@@ -79,40 +29,99 @@ def write_tiny_llama(directory: Path, spec: TinyLlama | None = None) -> Path:
         {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2},
     )
     _write_weights(directory, spec)
-    _write_tokenizer(directory, spec)
+    write_tiny_tokenizer(directory, spec.vocab_size, spec.context)
     return directory
 
 
-def _config(spec: TinyLlama) -> dict[str, Any]:
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "attention_bias": False,
+def _config(spec: TinyModel) -> dict[str, Any]:
+    config = {
+        "architectures": [CLASS_NAMES[spec.architecture]],
+        "model_type": spec.architecture,
         "attention_dropout": 0.0,
         "bos_token_id": 1,
         "eos_token_id": 2,
         "pad_token_id": 2,
-        "head_dim": spec.head_dim,
         "hidden_act": "silu",
         "hidden_size": spec.hidden,
         "intermediate_size": spec.intermediate,
         "max_position_embeddings": spec.context,
-        "mlp_bias": False,
         "num_attention_heads": spec.num_heads,
         "num_hidden_layers": spec.num_layers,
         "num_key_value_heads": spec.num_kv_heads,
-        "rms_norm_eps": 1e-05,
-        "rope_scaling": None,
+        "rms_norm_eps": 1e-06 if spec.is_deepseek else 1e-05,
+        "rope_scaling": None if spec.rope_scaling is None else dict(spec.rope_scaling),
         "rope_theta": spec.rope_theta,
         "tie_word_embeddings": spec.tied,
         "torch_dtype": {"f32": "float32", "bf16": "bfloat16"}[spec.dtype],
         "use_cache": True,
         "vocab_size": spec.vocab_size,
     }
+    if spec.fp8:
+        config["quantization_config"] = {
+            "activation_scheme": "dynamic",
+            "fmt": "e4m3",
+            "quant_method": "fp8",
+            "weight_block_size": [128, 128],
+        }
+    if spec.mla is not None:
+        config |= _mla_config(spec.mla)
+    elif spec.architecture != "qwen2":  # Qwen2's is hidden_size / num_attention_heads.
+        config["head_dim"] = spec.head_dim
+    if spec.moe is not None:
+        config |= _moe_config(spec, spec.moe)
+    if spec.architecture == "llama":
+        config["mlp_bias"] = False
+    if spec.architecture == "mistral":
+        config["sliding_window"] = None
+    elif spec.architecture.startswith("qwen"):
+        # As published: a window that is there and switched off.
+        config |= {
+            "use_sliding_window": False,
+            "sliding_window": spec.context,
+            "max_window_layers": spec.num_layers,
+        }
+    if spec.architecture not in ("mistral", "qwen2"):
+        config["attention_bias"] = False
+    return config
 
 
-def _write_weights(directory: Path, spec: TinyLlama) -> None:
-    plans = _tensor_plans(spec)
+def _mla_config(mla: TinyMla) -> dict[str, Any]:
+    return {
+        "q_lora_rank": mla.q_rank,
+        "kv_lora_rank": mla.latent_rank,
+        "qk_nope_head_dim": mla.nope_dim,
+        "qk_rope_head_dim": mla.rope_dim,
+        "v_head_dim": mla.value_dim,
+    }
+
+
+def _moe_config(spec: TinyModel, moe: TinyMoe) -> dict[str, Any]:
+    shared = {
+        "moe_intermediate_size": moe.intermediate,
+        "num_experts_per_tok": moe.num_chosen,
+        "norm_topk_prob": moe.normalised,
+    }
+    if spec.architecture == "qwen3_moe":
+        return shared | {
+            "num_experts": moe.num_experts,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": list(range(moe.num_dense_layers)),
+        }
+    return shared | {
+        "n_routed_experts": moe.num_experts,
+        "n_shared_experts": moe.num_shared,
+        "first_k_dense_replace": moe.num_dense_layers,
+        "moe_layer_freq": 1,
+        "n_group": moe.num_groups,
+        "topk_group": moe.num_chosen_groups,
+        "topk_method": moe.method,
+        "scoring_func": "sigmoid" if moe.method == "noaux_tc" else "softmax",
+        "routed_scaling_factor": moe.scale,
+    }
+
+
+def _write_weights(directory: Path, spec: TinyModel) -> None:
+    plans = tensor_plans(spec)
     metadata = {"format": "pt"}
     if spec.num_shards == 1:
         write_safetensors(directory / "model.safetensors", plans, spec.dtype, metadata)
@@ -130,100 +139,6 @@ def _write_weights(directory: Path, spec: TinyLlama) -> None:
         directory / "model.safetensors.index.json",
         {"metadata": {}, "weight_map": weight_map},
     )
-
-
-def _tensor_plans(spec: TinyLlama) -> list[TensorPlan]:
-    seeds = itertools.count()
-
-    def normal(name: str, rows: int, columns: int, std: float) -> TensorPlan:
-        return TensorPlan(name, (rows, columns), _draw(spec, next(seeds), (rows, columns), 0, std))
-
-    def norm(name: str) -> TensorPlan:
-        # Not all ones: an engine that forgets a norm's weight must be caught.
-        return TensorPlan(name, (spec.hidden,), _draw(spec, next(seeds), (spec.hidden,), 1, 0.2))
-
-    def project(name: str, rows: int, columns: int, gain: float) -> TensorPlan:
-        return normal(name, rows, columns, gain / math.sqrt(columns))
-
-    query, key = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    plans = [normal("model.embed_tokens.weight", spec.vocab_size, spec.hidden, _EMBEDDING_STD)]
-    for layer in range(spec.num_layers):
-        prefix = f"model.layers.{layer}."
-        plans += [
-            norm(prefix + "input_layernorm.weight"),
-            project(prefix + "self_attn.q_proj.weight", query, spec.hidden, _SCORE_GAIN),
-            project(prefix + "self_attn.k_proj.weight", key, spec.hidden, _SCORE_GAIN),
-            project(prefix + "self_attn.v_proj.weight", key, spec.hidden, _PROJECTION_GAIN),
-            project(prefix + "self_attn.o_proj.weight", spec.hidden, query, _PROJECTION_GAIN),
-            norm(prefix + "post_attention_layernorm.weight"),
-            project(
-                prefix + "mlp.gate_proj.weight", spec.intermediate, spec.hidden, _PROJECTION_GAIN
-            ),
-            project(
-                prefix + "mlp.up_proj.weight", spec.intermediate, spec.hidden, _PROJECTION_GAIN
-            ),
-            project(
-                prefix + "mlp.down_proj.weight", spec.hidden, spec.intermediate, _PROJECTION_GAIN
-            ),
-        ]
-    plans.append(norm("model.norm.weight"))
-    if not spec.tied:
-        plans.append(project("lm_head.weight", spec.vocab_size, spec.hidden, 2.0))
-    return plans
-
-
-def _draw(
-    spec: TinyLlama, stream: int, shape: tuple[int, ...], mean: float, std: float
-) -> Callable[[], npt.NDArray[np.float32]]:
-    def values() -> npt.NDArray[np.float32]:
-        generator = np.random.default_rng([spec.seed, stream])
-        drawn = generator.standard_normal(shape, dtype=np.float32)
-        return (drawn * np.float32(std) + np.float32(mean)).astype(np.float32)
-
-    return values
-
-
-def _write_tokenizer(directory: Path, spec: TinyLlama) -> None:
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = list(itertools.islice(_merges(), spec.vocab_size - VOCAB_SIZE_MIN))
-    tokens = [*SPECIAL_TOKENS, *alphabet, *(left + right for left, right in merges)]
-    tokenizer = Tokenizer(
-        models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=merges)
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS]
-    )
-    tokenizer.save(str(directory / "tokenizer.json"))
-    _write_json(
-        directory / "tokenizer_config.json",
-        {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "bos_token": SPECIAL_TOKENS[1],
-            "eos_token": SPECIAL_TOKENS[2],
-            "unk_token": SPECIAL_TOKENS[0],
-            "pad_token": SPECIAL_TOKENS[2],
-            "clean_up_tokenization_spaces": False,
-            "model_max_length": spec.context,
-            "chat_template": CHAT_TEMPLATE,
-        },
-    )
-
-
-def _merges() -> Iterator[tuple[str, str]]:
-    """Endless distinct merges, frequent English letters first: two letters, then three, ..."""
-    letters = "etaoinshrdlucmfwygpbvkxqjz"
-    previous = ["Ġ", *letters]  # Ġ stands for the space in a byte-level vocabulary.
-    while True:
-        following = []
-        for left in previous:
-            for right in letters:
-                yield left, right
-                following.append(left + right)
-        previous = following
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

@@ -13,14 +13,17 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from crossdock.models.catalog import DTYPE_BYTES, Dtype
+from crossdock.models.catalog import Dtype
 
-_FORMAT_DTYPE: Final[dict[Dtype, str]] = {"f32": "F32", "bf16": "BF16"}
+StoredDtype = Literal["f32", "bf16", "e4m3"]
+
+_FORMAT_DTYPE: Final[dict[StoredDtype, str]] = {"f32": "F32", "bf16": "BF16", "e4m3": "F8_E4M3"}
+_STORED_BYTES: Final[dict[StoredDtype, int]] = {"f32": 4, "bf16": 2, "e4m3": 1}
 # Weights are mapped and read in place: the first byte sits on a cache line.
 _ALIGNMENT_BYTES: Final = 64
 
@@ -32,6 +35,7 @@ class TensorPlan:
     name: str
     shape: tuple[int, ...]
     values: Callable[[], npt.NDArray[np.float32]]
+    dtype: StoredDtype | None = None  # None: the file's.
 
 
 def to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
@@ -44,6 +48,33 @@ def to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
 def from_bf16(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
     """The f32 values of bf16 bit patterns; exact."""
     return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def _positive_e4m3() -> npt.NDArray[np.float32]:
+    """The finite values of codes 0 to 126: three bits of mantissa, an exponent biased by 7."""
+    codes = np.arange(127)
+    exponents, mantissas = codes >> 3, codes & 7
+    normal = np.ldexp(1 + mantissas / 8, exponents - 7)
+    return np.where(exponents > 0, normal, np.ldexp(mantissas / 8, -6)).astype(np.float32)
+
+
+_E4M3_VALUES: Final = _positive_e4m3()
+
+
+def to_e4m3(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+    """The codes of `values` (finite) in OCP e4m3: to nearest, ties to even, at most 448."""
+    magnitudes = np.abs(values)
+    midpoints = (_E4M3_VALUES[1:] + _E4M3_VALUES[:-1]) / 2  # exact in f32
+    codes = np.searchsorted(midpoints, magnitudes, side="left")
+    above = np.searchsorted(midpoints, magnitudes, side="right")
+    signs = np.where(np.signbit(values), 0x80, 0)
+    return (np.where(codes % 2 == 0, codes, above) + signs).astype(np.uint8)
+
+
+def from_e4m3(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    """The f32 values of e4m3 codes that stand for finite numbers; exact."""
+    magnitudes: npt.NDArray[np.float32] = _E4M3_VALUES[codes & 0x7F]
+    return np.copysign(magnitudes, np.where(codes & 0x80, np.float32(-1), np.float32(1)))
 
 
 def write_safetensors(
@@ -65,8 +96,11 @@ def write_safetensors(
             values = tensor.values()
             if values.shape != tensor.shape:
                 raise ValueError(f"{tensor.name}: planned {tensor.shape}, got {values.shape}")
-            stored = to_bf16(values) if dtype == "bf16" else values.astype("<f4", copy=False)
-            raw = np.ascontiguousarray(stored).reshape(-1).view(np.uint8)
+            raw = (
+                np.ascontiguousarray(_stored(values, tensor.dtype or dtype))
+                .reshape(-1)
+                .view(np.uint8)
+            )
             file.write(raw.data)
             written += raw.nbytes
             if on_bytes is not None:
@@ -76,13 +110,22 @@ def write_safetensors(
     return len(header) + written
 
 
+def _stored(values: npt.NDArray[np.float32], dtype: StoredDtype) -> npt.NDArray[Any]:
+    if dtype == "bf16":
+        return to_bf16(values)
+    if dtype == "e4m3":
+        return to_e4m3(values)
+    return values.astype("<f4", copy=False)
+
+
 def _header(tensors: Iterable[TensorPlan], dtype: Dtype, metadata: dict[str, str]) -> bytes:
     entries: dict[str, Any] = {"__metadata__": metadata}
     offset = 0
     for tensor in tensors:
-        end = offset + math.prod(tensor.shape) * DTYPE_BYTES[dtype]
+        stored = tensor.dtype or dtype
+        end = offset + math.prod(tensor.shape) * _STORED_BYTES[stored]
         entries[tensor.name] = {
-            "dtype": _FORMAT_DTYPE[dtype],
+            "dtype": _FORMAT_DTYPE[stored],
             "shape": list(tensor.shape),
             "data_offsets": [offset, end],
         }

@@ -11,6 +11,7 @@ namespace nb = nanobind;
 
 void bind_commands(nb::module_& m);
 void bind_events(nb::module_& m);
+void bind_executor(nb::module_& m);
 void bind_link(nb::module_& m);
 void bind_status_error(nb::module_& m);
 void bind_tiers(nb::module_& m);

@@ -5,6 +5,7 @@ NB_MODULE(_native, m) {
   nanobind::set_leak_warnings(false);
   crossdock::bind_commands(m);
   crossdock::bind_events(m);
+  crossdock::bind_executor(m);
   crossdock::bind_link(m);
   crossdock::bind_status_error(m);
   crossdock::bind_tiers(m);

@@ -19,7 +19,7 @@ import pytest
 from crossdock.cli.fleet import Fleet
 from crossdock.cli.fleet_plan import FleetOptions, Role
 from crossdock.cli.fleet_record import ServiceRecord
-from crossdock.models.tiny import TinyLlama, write_tiny_llama
+from crossdock.models.tiny import TinyModel, write_tiny_model
 from tests.conftest import KV_MEMORY, StartFleet
 from tests.e2e.caller import (
     Answer,
@@ -39,8 +39,8 @@ PROMPT = [(7 * i + 3) % 256 for i in range(600)]
 @pytest.fixture(scope="module")
 def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Large enough that every stage of a request lasts some milliseconds."""
-    shape = TinyLlama(num_layers=8, hidden=256, intermediate=768, num_heads=4, head_dim=64)
-    return write_tiny_llama(tmp_path_factory.mktemp("models") / "slow", shape)
+    shape = TinyModel(num_layers=8, hidden=256, intermediate=768, num_heads=4, head_dim=64)
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "slow", shape)
 
 
 def small_chunks(model: Path, transport: str = "", instance_wait_s: int = 30) -> FleetOptions:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from crossdock import models
-from crossdock.models.tiny import TinyLlama, write_tiny_llama
+from crossdock.models.tiny import TinyModel, write_tiny_model
 from crossdock.tokenization import Tokenizer
 from tests.oracle.prompts import GOLDEN_IDS, GOLDEN_PROMPT, LONG_PROMPT_TOKENS, build_prompts
 from tests.oracle.reference import (
@@ -113,8 +113,8 @@ def test_a_near_tie_is_accepted_and_counted_and_a_clear_choice_is_not() -> None:
 
 def test_results_are_kept_by_model_and_prompt(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    first = write_tiny_llama(tmp_path / "first", TinyLlama(seed=1))
-    second = write_tiny_llama(tmp_path / "second", TinyLlama(seed=2))
+    first = write_tiny_model(tmp_path / "first", TinyModel(seed=1))
+    second = write_tiny_model(tmp_path / "second", TinyModel(seed=2))
     reference = Oracle(first, cache).greedy([5], 8)
     assert len(list(cache.iterdir())) == 1
     assert Oracle(first, cache).greedy([5], 8) == reference
@@ -127,7 +127,7 @@ def test_results_are_kept_by_model_and_prompt(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_tiny_models_text_is_varied(tmp_path: Path, tied: bool) -> None:
     """A model that soon repeats itself would hide lost or swapped blocks."""
-    oracle = Oracle(write_tiny_llama(tmp_path / "tiny", TinyLlama(tied=tied)), tmp_path)
+    oracle = Oracle(write_tiny_model(tmp_path / "tiny", TinyModel(tied=tied)), tmp_path)
     ids = oracle.greedy([5, 6, 7], 64).ids
     assert len(set(ids)) > 32
     assert oracle.greedy([5, 6, 8], 64).ids[8:] != ids[8:]

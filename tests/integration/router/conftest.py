@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from crossdock.api.v1 import inference_pb2, inference_pb2_grpc
-from crossdock.models.tiny import TinyLlama, write_tiny_llama
+from crossdock.models.tiny import TinyModel, write_tiny_model
 from crossdock.rpc.channel import open_channel
 from crossdock.tokenization import Tokenizer
 from services.router.__main__ import Router
@@ -24,7 +24,7 @@ from tests.integration.router.fakes import LETTERS, WAIT_S, Fabric, FakeDecode, 
 
 @pytest.fixture(scope="session")
 def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny", TinyLlama())
+    directory = write_tiny_model(tmp_path_factory.mktemp("models") / "tiny", TinyModel())
     tokenizer = Tokenizer.load(directory)
     LETTERS[:] = [tokenizer.encode(letter)[0] for letter in string.ascii_lowercase]
     return directory

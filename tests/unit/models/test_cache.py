@@ -13,7 +13,7 @@ from crossdock.models import (
     list_models,
     resolve,
 )
-from crossdock.models.tiny import TinyLlama, write_tiny_llama
+from crossdock.models.tiny import TinyModel, write_tiny_model
 
 
 @pytest.fixture
@@ -33,13 +33,13 @@ def test_the_cache_follows_the_desktop_standard(
 
 
 def test_a_name_of_the_cache_resolves(cache: Path) -> None:
-    write_tiny_llama(cache / "mine")
+    write_tiny_model(cache / "mine")
     assert resolve("mine") == cache / "mine"
 
 
 def test_a_path_resolves(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not cache.exists()
-    write_tiny_llama(tmp_path / "here")
+    write_tiny_model(tmp_path / "here")
     monkeypatch.chdir(tmp_path)
     for spelled in ("here", "./here", str(tmp_path / "here"), tmp_path / "here"):
         assert resolve(spelled) == tmp_path / "here"
@@ -77,7 +77,7 @@ def test_an_unknown_name_lists_the_known(cache: Path, name: str, tmp_path: Path)
     ],
 )
 def test_a_damaged_directory_is_named(tmp_path: Path, spoil: object, message: str) -> None:
-    directory = write_tiny_llama(tmp_path / "d", TinyLlama(num_shards=2))
+    directory = write_tiny_model(tmp_path / "d", TinyModel(num_shards=2))
     assert resolve(directory) == directory
     assert callable(spoil)
     spoil(directory)
@@ -91,8 +91,8 @@ def _truncate(path: Path, size: int) -> None:
 
 
 def test_the_list_has_the_catalog_and_the_users_own(cache: Path) -> None:
-    write_tiny_llama(cache / "mine", TinyLlama(dtype="bf16"))
-    write_tiny_llama(cache / ".hidden")
+    write_tiny_model(cache / "mine", TinyModel(dtype="bf16"))
+    write_tiny_model(cache / ".hidden")
     (cache / "rubbish").mkdir()
     listed = {entry.name: entry for entry in list_models()}
     assert set(listed) == {DEFAULT_MODEL, f"{DEFAULT_MODEL}-bf16", "mine"}

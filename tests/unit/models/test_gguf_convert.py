@@ -9,14 +9,14 @@ from safetensors.numpy import load_file
 
 from crossdock.models.errors import ModelFetchError
 from crossdock.models.gguf_convert import convert_gguf
-from crossdock.models.tiny import TinyLlama, write_tiny_llama
+from crossdock.models.tiny import TinyModel, write_tiny_model
 from crossdock.tokenization import ChatTemplate, Tokenizer
 from tests.unit.models.tiny_wheel import SPEC, write_gguf
 
 
 @pytest.fixture
 def converted(tmp_path: Path) -> tuple[Path, Path]:
-    original = write_tiny_llama(tmp_path / "original", SPEC)
+    original = write_tiny_model(tmp_path / "original", SPEC)
     write_gguf(original, tmp_path / "tiny.gguf")
     directory = tmp_path / "converted"
     directory.mkdir()
@@ -70,7 +70,7 @@ def test_the_chat_template_comes_along(converted: tuple[Path, Path]) -> None:
 def test_what_cannot_be_converted_is_named(
     tmp_path: Path, changed: dict[str, str], message: str
 ) -> None:
-    original = write_tiny_llama(tmp_path / "original", TinyLlama(tied=True))
+    original = write_tiny_model(tmp_path / "original", TinyModel(tied=True))
     write_gguf(original, tmp_path / "tiny.gguf", **changed)
     with pytest.raises(ModelFetchError, match=message):
         convert_gguf(tmp_path / "tiny.gguf", tmp_path, "f32", "")

@@ -15,9 +15,9 @@ import numpy.typing as npt
 from safetensors.numpy import load_file
 
 from crossdock.models.catalog import CatalogEntry, WheelSource
-from crossdock.models.tiny import TinyLlama, write_tiny_llama
+from crossdock.models.tiny import TinyModel, write_tiny_model
 
-SPEC = TinyLlama(tied=True, vocab_size=300)
+SPEC = TinyModel(tied=True, vocab_size=300)
 MEMBER = "tiny_llama_wheel/tiny.gguf"
 # Written out, not computed: what llama.cpp calls the tensors of a layer.
 LAYER_NAMES = {
@@ -41,7 +41,7 @@ class TinyWheel:
 
 
 def write_tiny_wheel(root: Path) -> TinyWheel:
-    original = write_tiny_llama(root / "original", SPEC)
+    original = write_tiny_model(root / "original", SPEC)
     gguf_path = root / "tiny.gguf"
     write_gguf(original, gguf_path)
     folder = root / "wheels"

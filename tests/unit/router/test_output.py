@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossdock.errors import CrossdockError, internal
-from crossdock.models.tiny import write_tiny_llama
+from crossdock.models.tiny import write_tiny_model
 from crossdock.tokenization import StopMatcher, Tokenizer, make_detokenizer
 from services.router.output import (
     Ending,
@@ -29,7 +29,7 @@ ENDING = Ending(FinishReason.STOP, "", Usage(1, 2), Timings())
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     directory: Path = tmp_path_factory.mktemp("model")
-    return Tokenizer.load(write_tiny_llama(directory))
+    return Tokenizer.load(write_tiny_model(directory))
 
 
 def assemble(tokenizer: Tokenizer, text: str, *stops: str) -> tuple[str, str | None, int]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossdock.models.tiny import TinyLlama, write_tiny_llama
+from crossdock.models.tiny import TinyModel, write_tiny_model
 from crossdock.tokenization import (
     ByteDetokenizer,
     Detokenizer,
@@ -24,7 +24,7 @@ FAMILY = "\N{MAN}\N{ZERO WIDTH JOINER}\N{WOMAN}\N{ZERO WIDTH JOINER}\N{GIRL}"
 @pytest.fixture(scope="module")
 def byte_level(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     directory: Path = tmp_path_factory.mktemp("tiny")
-    return Tokenizer.load(write_tiny_llama(directory, TinyLlama(vocab_size=VOCAB_SIZE)))
+    return Tokenizer.load(write_tiny_model(directory, TinyModel(vocab_size=VOCAB_SIZE)))
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from crossdock.models.tiny import SPECIAL_TOKENS, write_tiny_llama
+from crossdock.models.tiny import write_tiny_model
+from crossdock.models.tiny_tokenizer import SPECIAL_TOKENS
 from crossdock.tokenization import TokenizationError, Tokenizer
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_llama(tmp_path_factory.mktemp("tiny"))
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 def test_special_tokens_in_the_text_become_their_ids(directory: Path) -> None:
@@ -29,7 +30,7 @@ def test_a_lone_surrogate_is_refused_by_place(directory: Path) -> None:
 
 
 def test_what_surrounds_a_text_can_be_left_off(tmp_path: Path) -> None:
-    write_tiny_llama(tmp_path)
+    write_tiny_model(tmp_path)
     path = tmp_path / "tokenizer.json"
     content = json.loads(path.read_text())
     content["post_processor"] = {

@@ -1,0 +1,135 @@
+// The executor with a slab of its own, for tests and tools: the logits of any batch, and the bytes
+// of any block.
+#include "crossdock/model/executor.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <iterator>
+#include <tuple>
+
+#include "bind.h"
+#include "crossdock/sys/mapped_file.h"
+#include "status_error.h"
+
+namespace crossdock {
+
+using namespace nb::literals;  // NOLINT
+
+namespace {
+
+struct SlabExecutor {
+  std::unique_ptr<Executor> executor;
+  PageBuffer slab;
+  uint32_t num_blocks = 0;
+};
+
+// tokens, first_position, block_table, wants_logits
+using Item = std::tuple<std::vector<int32_t>, uint32_t, std::vector<BlockId>, bool>;
+using Logits = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
+using SlabView = nb::ndarray<nb::numpy, uint8_t, nb::ndim<2>>;
+
+constexpr const char* kWeightDtypes[] = {"auto", "f32", "bf16", "fp8", "int8", "int4"};
+
+WeightDtype weight_dtype_of(const std::string& text) {
+  const auto* found = std::find(std::begin(kWeightDtypes), std::end(kWeightDtypes), text);
+  if (found == std::end(kWeightDtypes)) throw nb::value_error("weight_dtype");
+  return static_cast<WeightDtype>(found - std::begin(kWeightDtypes));
+}
+
+DType kv_dtype_of(const std::string& text) {
+  const auto* found = std::find_if(std::begin(kAllDTypes), std::end(kAllDTypes),
+                                   [&](DType dtype) { return name(dtype) == text; });
+  if (found == std::end(kAllDTypes)) throw nb::value_error("kv_dtype");
+  return *found;
+}
+
+std::unique_ptr<SlabExecutor> load(const ExecutorConfig& config, uint32_t num_blocks) {
+  nb::gil_scoped_release release;  // reads and packs every weight
+  auto bound = std::make_unique<SlabExecutor>();
+  auto executor = load_cpu_executor(config);
+  if (!executor.ok()) {
+    nb::gil_scoped_acquire acquire;
+    raise_status(executor.status());
+  }
+  bound->executor = std::move(executor).value();
+  auto slab = PageBuffer::allocate(num_blocks * bound->executor->layout().stride_bytes());
+  if (!slab.ok()) {
+    nb::gil_scoped_acquire acquire;
+    raise_status(slab.status());
+  }
+  bound->slab = std::move(slab).value();
+  bound->num_blocks = num_blocks;
+  bound->executor->bind_slab(bound->slab.data(), num_blocks);
+  return bound;
+}
+
+Logits run(SlabExecutor& self, const std::vector<Item>& items) {
+  std::vector<BatchItem> batch;
+  for (const auto& [tokens, first_position, block_table, wants_logits] : items) {
+    batch.push_back({tokens, first_position, block_table, wants_logits});
+  }
+  std::unique_ptr<float[]> rows;
+  size_t size = 0;
+  {
+    nb::gil_scoped_release release;
+    const auto logits = self.executor->run(batch, {});
+    size = logits.size();
+    rows = std::make_unique<float[]>(size);
+    std::copy(logits.begin(), logits.end(), rows.get());
+  }
+  float* const data = rows.release();
+  nb::capsule owner(data, [](void* memory) noexcept { delete[] static_cast<float*>(memory); });
+  const size_t vocab_size = self.executor->model().vocab_size;
+  return Logits(data, {size / vocab_size, vocab_size}, owner);
+}
+
+}  // namespace
+
+void bind_executor(nb::module_& m) {
+  nb::class_<SlabExecutor>(m, "Executor")
+      .def_static(
+          "load",
+          [](std::string model_directory, uint32_t num_blocks, const std::string& weight_dtype,
+             const std::string& kv_dtype, uint32_t num_threads, std::string kernels,
+             bool mla_expanded_prefill, std::string cache_directory) {
+            ExecutorConfig config;
+            config.model_directory = std::move(model_directory);
+            config.weights = {weight_dtype_of(weight_dtype), std::move(cache_directory)};
+            config.kv_dtype = kv_dtype_of(kv_dtype);
+            config.mla_expanded_prefill = mla_expanded_prefill;
+            config.num_threads = num_threads;
+            config.kernels = std::move(kernels);
+            return load(config, num_blocks);
+          },
+          "model_directory"_a, nb::kw_only(), "num_blocks"_a, "weight_dtype"_a = "auto",
+          "kv_dtype"_a = "f32", "num_threads"_a = 1, "kernels"_a = "auto",
+          "mla_expanded_prefill"_a = false, "cache_directory"_a = "")
+      .def_prop_ro("numerics_id", [](SlabExecutor& self) { return self.executor->numerics_id(); })
+      .def_prop_ro("layout_text",
+                   [](SlabExecutor& self) { return self.executor->layout().to_string(); })
+      .def_prop_ro("context_tokens_max",
+                   [](SlabExecutor& self) { return self.executor->model().context_tokens_max; })
+      .def_prop_ro("eos_token_ids",
+                   [](SlabExecutor& self) { return self.executor->model().eos_token_ids; })
+      .def_prop_ro(
+          "slab",
+          [](SlabExecutor& self) {
+            return SlabView(self.slab.data(),
+                            {self.num_blocks, self.executor->layout().stride_bytes()});
+          },
+          nb::rv_policy::reference_internal)
+      .def("run", &run, "items"_a)
+      .def(
+          "zero_tail",
+          [](SlabExecutor& self, BlockId block_id, uint32_t num_used_slots) {
+            self.executor->zero_tail(block_id, num_used_slots);
+          },
+          "block_id"_a, "num_used_slots"_a);
+}
+
+}  // namespace crossdock
