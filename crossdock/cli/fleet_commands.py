@@ -37,6 +37,9 @@ class KvDtype(StrEnum):
 
     F32 = "f32"
     BF16 = "bf16"
+    FP8_E4M3 = "fp8_e4m3"
+    FP8_E5M2 = "fp8_e5m2"
+    FP8_DS_MLA = "fp8_ds_mla"
 
 
 class Transport(StrEnum):
@@ -53,6 +56,9 @@ def up(
     decode: Annotated[int, typer.Option(min=1, help="Decode instances.")] = 1,
     model: Annotated[str, typer.Option(help="A directory, or a name to fetch.")] = DEFAULT_MODEL,
     kv_dtype: Annotated[KvDtype | None, typer.Option(help="Of the KV cache.")] = None,
+    decode_kv_dtype: Annotated[
+        KvDtype | None, typer.Option(help="Of decode instances, where it differs.")
+    ] = None,
     transport: Annotated[Transport | None, typer.Option(help="Of the KV blocks.")] = None,
     threads: Annotated[
         int | None, typer.Option(min=1, help="Per engine; without it, the cores shared out.")
@@ -79,6 +85,7 @@ def up(
         num_decode=decode,
         kvstore=kvstore,
         kv_dtype=kv_dtype or "",
+        decode_kv_dtype=decode_kv_dtype or "",
         transport=transport or "",
         num_threads=threads,
         kv_memory=kv_memory,

@@ -19,6 +19,7 @@ class FleetOptions:
     num_decode: int = 1
     kvstore: bool = True
     kv_dtype: str = ""
+    decode_kv_dtype: str = ""  # Where it differs.
     transport: str = ""
     num_threads: int | None = None  # Per engine; None: the cores, shared out.
     kv_memory: str = ""  # Per engine, like "512MiB".
@@ -64,17 +65,21 @@ def worker_specs(
     engine = [
         *("--model", str(options.model_directory)),
         *("--threads", str(num_threads)),
-        *_given("--kv-dtype", options.kv_dtype),
         *_given("--kv-memory", options.kv_memory),
         *([] if options.chunked_prefill else ["--no-chunked-prefill"]),
         *_given("--step-ms-max", "" if options.step_ms_max is None else str(options.step_ms_max)),
         *_given("--transport", options.transport),
         *_bind_interface(options),
     ]
-    prefill = [*engine, *_given("--kvstore", kvstore_address or "")]
+    prefill = [
+        *engine,
+        *_given("--kv-dtype", options.kv_dtype),
+        *_given("--kvstore", kvstore_address or ""),
+    ]
+    decode = [*engine, *_given("--kv-dtype", options.decode_kv_dtype or options.kv_dtype)]
     return [
         *(_spec(options, "prefill", f"prefill-{i}", prefill) for i in range(options.num_prefill)),
-        *(_spec(options, "decode", f"decode-{i}", engine) for i in range(options.num_decode)),
+        *(_spec(options, "decode", f"decode-{i}", decode) for i in range(options.num_decode)),
     ]
 
 

@@ -20,9 +20,12 @@ class EngineSettings(ServiceSettings):
     model: Annotated[
         str, Field(min_length=1, description="Hugging Face directory, or name of a fetched model.")
     ]
-    kv_dtype: Literal["f32", "bf16"] = "f32"
+    kv_dtype: Annotated[
+        Literal["f32", "bf16", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla"],
+        Field(description="Of the KV cache; fp8_ds_mla is for DeepSeek's latent attention."),
+    ] = "f32"
     threads: Annotated[int, Field(ge=0, le=1_024, description="0: one for every usable core.")] = 0
-    kernels: Literal["auto", "avx2", "scalar"] = "auto"
+    kernels: Literal["auto", "avx512", "avx2", "scalar"] = "auto"
     kv_memory: Annotated[
         ByteSize, Field(gt=0, description="Bytes of KV memory, such as 512MiB.")
     ] = ByteSize(512 << 20)

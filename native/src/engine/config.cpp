@@ -1,5 +1,6 @@
 #include "crossdock/engine/config.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 namespace crossdock {
@@ -76,13 +77,13 @@ Result<EngineConfig> parse_engine_config(std::string_view text) {
     return Status(StatusCode::kInvalidArgument,
                   "engine configuration: unknown key " + json.begin().key());
   }
-  if (kv_dtype == "f32") {
-    config.kv_dtype = DType::kF32;
-  } else if (kv_dtype == "bf16") {
-    config.kv_dtype = DType::kBf16;
-  } else {
-    return invalid("kv_dtype", "f32 or bf16, not \"" + kv_dtype + "\"");
+  const auto* dtype = std::find_if(std::begin(kAllDTypes), std::end(kAllDTypes),
+                                   [&](DType candidate) { return name(candidate) == kv_dtype; });
+  if (dtype == std::end(kAllDTypes)) {
+    return invalid("kv_dtype",
+                   "f32, bf16, fp8_e4m3, fp8_e5m2 or fp8_ds_mla, not \"" + kv_dtype + "\"");
   }
+  config.kv_dtype = *dtype;
   status = check(config);
   if (!status.ok()) return status;
   return config;

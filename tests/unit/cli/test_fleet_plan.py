@@ -55,13 +55,15 @@ def test_what_is_not_asked_for_is_left_to_the_service() -> None:
     asked = FleetOptions(
         Path("m"),
         kv_dtype="bf16",
+        decode_kv_dtype="fp8_e4m3",
         kv_memory="1GiB",
         transport="tcp",
         chunked_prefill=False,
         step_ms_max=0,
     )
-    (prefill, _) = worker_specs(asked, 2, None)
+    (prefill, decode) = worker_specs(asked, 2, None)
     assert _value(prefill.program, "--kv-dtype") == "bf16"
+    assert _value(decode.program, "--kv-dtype") == "fp8_e4m3"
     assert _value(prefill.program, "--kv-memory") == "1GiB"
     assert _value(prefill.program, "--transport") == "tcp"
     assert _value(prefill.program, "--step-ms-max") == "0"
