@@ -12,6 +12,7 @@ extern const AttentionKernels kAttentionScalar;
 #if defined(__x86_64__)
 void product_avx2(const Product& job, uint32_t unit_begin, uint32_t unit_end, float* scratch);
 extern const AttentionKernels kAttentionAvx2;
+void product_avx512(const Product& job, uint32_t unit_begin, uint32_t unit_end, float* scratch);
 #endif
 
 }  // namespace crossdock::kernels

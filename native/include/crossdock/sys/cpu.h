@@ -4,7 +4,9 @@
 namespace crossdock {
 
 struct CpuFeatures {
-  bool avx2_fma = false;  // AVX2 and FMA, with the OS saving the wide registers
+  // With the OS saving the wide registers.
+  bool avx2 = false;    // AVX2, FMA and F16C
+  bool avx512 = false;  // F, BW, DQ, VL and VNNI of AVX-512 besides
 };
 
 // Thread-safe; the answer never changes.
