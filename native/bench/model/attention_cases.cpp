@@ -1,5 +1,6 @@
 // Paged attention of one decode row over a KV cache that is larger than the processor's.
 #include <cassert>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -46,7 +47,7 @@ struct DecodeRow {
     state_floats = kernels::attention_state_floats(kGroupHeads, layout.head_dim);
     states.resize(kTokens / kernels::kRunSlots * layout.num_kv_heads * state_floats);
     scratch.assign(pool.num_threads(), std::vector<float>(kernels::attention_scratch_floats(
-                                           kGroupHeads, layout.head_dim)));
+                                           kGroupHeads, layout.head_dim, layout.head_dim)));
   }
 
   // All layers, each cut over the sequence as the executor cuts it.
@@ -67,13 +68,15 @@ struct DecodeRow {
                              layout.k_offset(layer, head),
                              layout.v_offset(layer, head),
                              element_type(layout.dtype),
+                             layout.head_dim,
                              layout.head_dim};
     const kernels::QueryTile tile{q.data() + size_t{head} * kGroupHeads * layout.head_dim,
                                   q.size(),
                                   1,
                                   kGroupHeads,
                                   kTokens - 1,
-                                  table.data()};
+                                  table.data(),
+                                  1.0f / std::sqrt(static_cast<float>(layout.head_dim))};
     kernels::attend(kernels.attention, tile, kv, {run, run + 1},
                     kernels::attention_state(states.data() + piece * state_floats, kGroupHeads,
                                              layout.head_dim),
@@ -101,8 +104,8 @@ void bench_attention(const Report& report, const Options& options, ThreadPool& p
     DecodeRow row(kernels, pool, dtype);
     row.run();
     // A product of a query with K and one of a probability with V, for every element and head.
-    const double elements = 2.0 * kTokens * row.layout.num_layers * row.layout.num_kv_heads *
-                            row.layout.head_dim;
+    const double elements =
+        2.0 * kTokens * row.layout.num_layers * row.layout.num_kv_heads * row.layout.head_dim;
     Work work{.amount = 1, .unit = "tok/s"};
     work.gflop = 2 * elements * kGroupHeads / 1e9;
     work.gbytes = kBlocks * static_cast<double>(row.layout.block_bytes()) / 1e9;

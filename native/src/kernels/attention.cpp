@@ -1,7 +1,6 @@
 #include "crossdock/kernels/attention.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "crossdock/kernels/math.h"
@@ -11,28 +10,28 @@ namespace {
 
 // The parts of `attend`'s scratch.
 struct Scratch {
-  float* q;       // [row][head_dim], scaled
+  float* q;       // [row][key_dim], scaled
   float* scores;  // [row][kRunSlots], later the exponentials
   AttentionState run;
   float* block;  // for the kernels: a block widened
 };
 
-Scratch carve(float* memory, uint32_t num_rows, uint32_t head_dim) {
+Scratch carve(float* memory, uint32_t num_rows, const KvHead& kv) {
   Scratch scratch{};
   scratch.q = memory;
-  scratch.scores = scratch.q + size_t{num_rows} * head_dim;
-  scratch.run = attention_state(scratch.scores + size_t{num_rows} * kRunSlots, num_rows, head_dim);
+  scratch.scores = scratch.q + size_t{num_rows} * kv.key_dim;
+  scratch.run =
+      attention_state(scratch.scores + size_t{num_rows} * kRunSlots, num_rows, kv.value_dim);
   scratch.block = scratch.run.sum + num_rows;
   return scratch;
 }
 
-void gather_queries(const QueryTile& tile, uint32_t head_dim, float* q) {
-  const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
-  const size_t group_floats = size_t{tile.group_heads} * head_dim;
+void gather_queries(const QueryTile& tile, uint32_t key_dim, float* q) {
+  const size_t group_floats = size_t{tile.group_heads} * key_dim;
   for (uint32_t token = 0; token < tile.num_tokens; ++token) {
     const float* from = tile.q + token * tile.token_stride;
     float* to = q + token * group_floats;
-    for (size_t i = 0; i < group_floats; ++i) to[i] = from[i] * scale;
+    for (size_t i = 0; i < group_floats; ++i) to[i] = from[i] * tile.scale;
   }
 }
 
@@ -60,20 +59,43 @@ struct Run {
     const uint32_t n = num_blocks();
     return index < n ? block(index) + kv.k_offset : block(index - n) + kv.v_offset;
   }
-  KvBlock part_with_next(uint32_t index) const {
+  KvBlock part_with_next(uint32_t index, uint32_t dim) const {
     // Two parts ahead is far enough to hide the latency of memory and near enough to be in the
     // second level still.
     const uint32_t next = std::min(index + 2, 2 * num_blocks() - 1);
-    return {part(index), part(next), kv.type, kv.head_dim};
+    return {part(index), part(next), kv.type, dim};
   }
-  KvBlock k(uint32_t index) const { return part_with_next(index); }
-  KvBlock v(uint32_t index) const { return part_with_next(num_blocks() + index); }
+  // Latent rows are widened for all query rows at once, and from there on are as others.
+  KvBlock k(uint32_t index) const {
+    if (!kv.latent) return part_with_next(index, kv.key_dim);
+    kernels.widen_keys(latent_rows(index), scratch.block);
+    return widened(kv.key_dim);
+  }
+  KvBlock v(uint32_t index) const {
+    if (!kv.latent) return part_with_next(num_blocks() + index, kv.value_dim);
+    kernels.widen_values(latent_rows(index), scratch.block);
+    return widened(kv.value_dim);
+  }
+  LatentRows latent_rows(uint32_t index) const {
+    const LatentForm form{kv.type, kv.value_dim, kv.key_dim - kv.value_dim};
+    return {block(index) + kv.k_offset,
+            form.row_bytes(),
+            form.scales_offset(),
+            form.rope_offset(),
+            kv.type,
+            form.latent_dim,
+            form.rope_dim};
+  }
+  KvBlock widened(uint32_t dim) const {
+    const auto* bytes = reinterpret_cast<const std::byte*>(scratch.block);
+    return {bytes, bytes, ElementType::kF32, dim};
+  }
 };
 
 void score_run(const Run& run) {
   const uint32_t row = run.first_row(), num_blocks = run.num_blocks();
   for (uint32_t b = 0; b < num_blocks; ++b) {
-    run.kernels.scores({run.scratch.q + size_t{row} * run.kv.head_dim, run.tile.num_rows() - row,
+    run.kernels.scores({run.scratch.q + size_t{row} * run.kv.key_dim, run.tile.num_rows() - row,
                         run.k(b), run.scratch.scores + size_t{row} * kRunSlots + b * kSlotsPerBlock,
                         kRunSlots, run.scratch.block});
   }
@@ -99,9 +121,9 @@ uint32_t slots_in_block(uint32_t num_slots, uint32_t index) {
 // so that no slot outside a row's own context enters its chain, not even times zero.
 void sum_run(const Run& run) {
   const uint32_t row = run.first_row(), num_blocks = run.num_blocks();
-  const uint32_t group = run.tile.group_heads, head_dim = run.kv.head_dim;
-  float* values = run.scratch.run.values + size_t{row} * head_dim;
-  std::fill_n(values, size_t{run.tile.num_rows() - row} * head_dim, 0.0f);
+  const uint32_t group = run.tile.group_heads, value_dim = run.kv.value_dim;
+  float* values = run.scratch.run.values + size_t{row} * value_dim;
+  std::fill_n(values, size_t{run.tile.num_rows() - row} * value_dim, 0.0f);
   for (uint32_t b = 0; b < num_blocks; ++b) {
     const float* p = run.scratch.scores + size_t{row} * kRunSlots + b * kSlotsPerBlock;
     const uint32_t common = slots_in_block(run.num_slots(run.first_token), b);
@@ -115,34 +137,35 @@ void sum_run(const Run& run) {
       sum.slot_end = slots_in_block(run.num_slots(token), b);
       if (sum.slot_end > common) run.kernels.weighted_sum(sum);
       sum.p += size_t{group} * kRunSlots;
-      sum.values += size_t{group} * head_dim;
+      sum.values += size_t{group} * value_dim;
     }
   }
 }
 
 void copy_row(const AttentionState& to, const AttentionState& from, uint32_t row,
-              uint32_t head_dim) {
+              uint32_t value_dim) {
   to.max[row] = from.max[row];
   to.sum[row] = from.sum[row];
-  std::memcpy(to.values + size_t{row} * head_dim, from.values + size_t{row} * head_dim,
-              head_dim * sizeof(float));
+  std::memcpy(to.values + size_t{row} * value_dim, from.values + size_t{row} * value_dim,
+              value_dim * sizeof(float));
 }
 
 }  // namespace
 
-AttentionState attention_state(float* memory, uint32_t num_rows, uint32_t head_dim) {
-  return {memory + size_t{num_rows} * head_dim, memory + size_t{num_rows} * (head_dim + 1), memory};
+AttentionState attention_state(float* memory, uint32_t num_rows, uint32_t value_dim) {
+  return {memory + size_t{num_rows} * value_dim, memory + size_t{num_rows} * (value_dim + 1),
+          memory};
 }
 
-size_t attention_scratch_floats(uint32_t num_rows, uint32_t head_dim) {
-  return size_t{num_rows} * (head_dim + kRunSlots) + attention_state_floats(num_rows, head_dim) +
-         block_scratch_floats(head_dim);
+size_t attention_scratch_floats(uint32_t num_rows, uint32_t key_dim, uint32_t value_dim) {
+  return size_t{num_rows} * (key_dim + kRunSlots) + attention_state_floats(num_rows, value_dim) +
+         block_scratch_floats(num_rows, std::max(key_dim, value_dim));
 }
 
 void attend(const AttentionKernels& kernels, const QueryTile& tile, const KvHead& kv, RunRange runs,
             const AttentionState& state, float* memory) {
-  const Scratch scratch = carve(memory, tile.num_rows(), kv.head_dim);
-  gather_queries(tile, kv.head_dim, scratch.q);
+  const Scratch scratch = carve(memory, tile.num_rows(), kv);
+  gather_queries(tile, kv.key_dim, scratch.q);
   for (uint32_t index = runs.begin; index < runs.end; ++index) {
     const uint32_t first_slot = index * kRunSlots;
     const uint32_t first_token =
@@ -153,32 +176,32 @@ void attend(const AttentionKernels& kernels, const QueryTile& tile, const KvHead
     sum_run(run);
     for (uint32_t row = run.first_row(); row < tile.num_rows(); ++row) {
       if (index == runs.begin) {
-        copy_row(state, scratch.run, row, kv.head_dim);
+        copy_row(state, scratch.run, row, kv.value_dim);
       } else {
-        merge_row(state, scratch.run, row, kv.head_dim);
+        merge_row(state, scratch.run, row, kv.value_dim);
       }
     }
   }
 }
 
 void merge_row(const AttentionState& into, const AttentionState& next, uint32_t row,
-               uint32_t head_dim) {
+               uint32_t value_dim) {
   const float max = into.max[row] > next.max[row] ? into.max[row] : next.max[row];
   const float old_scale = exp_f32(into.max[row] - max);
   const float new_scale = exp_f32(next.max[row] - max);
   into.max[row] = max;
   into.sum[row] = into.sum[row] * old_scale + next.sum[row] * new_scale;
-  float* values = into.values + size_t{row} * head_dim;
-  const float* added = next.values + size_t{row} * head_dim;
-  for (uint32_t dim = 0; dim < head_dim; ++dim) {
+  float* values = into.values + size_t{row} * value_dim;
+  const float* added = next.values + size_t{row} * value_dim;
+  for (uint32_t dim = 0; dim < value_dim; ++dim) {
     values[dim] = values[dim] * old_scale + added[dim] * new_scale;
   }
 }
 
-void finish_row(const AttentionState& state, uint32_t row, uint32_t head_dim, float* out) {
-  const float* values = state.values + size_t{row} * head_dim;
+void finish_row(const AttentionState& state, uint32_t row, uint32_t value_dim, float* out) {
+  const float* values = state.values + size_t{row} * value_dim;
   const float sum = state.sum[row];
-  for (uint32_t dim = 0; dim < head_dim; ++dim) out[dim] = values[dim] / sum;
+  for (uint32_t dim = 0; dim < value_dim; ++dim) out[dim] = values[dim] / sum;
 }
 
 }  // namespace crossdock::kernels

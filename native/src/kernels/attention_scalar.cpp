@@ -1,6 +1,7 @@
 // The reference of attention: one loop an output, written to be read.
 #include <cmath>
 
+#include "crossdock/kernels/fp8.h"
 #include "crossdock/kernels/math.h"
 #include "variants.h"
 
@@ -9,9 +10,25 @@ namespace {
 
 constexpr uint32_t kBlockSlots = 32;
 
+// As it enters a chain; the rest of an FP8's value is in its scale.
 float element(const std::byte* base, ElementType type, size_t index) {
-  if (type == ElementType::kF32) return reinterpret_cast<const float*>(base)[index];
-  return widen_bf16(reinterpret_cast<const uint16_t*>(base)[index]);
+  switch (type) {
+    case ElementType::kF32: return reinterpret_cast<const float*>(base)[index];
+    case ElementType::kBf16: return widen_bf16(reinterpret_cast<const uint16_t*>(base)[index]);
+    case ElementType::kFp8E4m3:
+      return E4m3::decode(std::to_integer<uint8_t>(base[index])) * 0x1p-8f;
+    case ElementType::kFp8E5m2: return E5m2::decode(std::to_integer<uint8_t>(base[index]));
+  }
+  return 0.0f;
+}
+
+// What the chains over a slot's elements of K are multiplied by, or the probabilities of V before.
+float scale_of(ElementType type, float scale) {
+  return type == ElementType::kFp8E4m3 ? scale * 0x1p8f : scale;
+}
+
+const float* scales_of(const KvBlock& block) {
+  return reinterpret_cast<const float*>(block.bytes + size_t{block.head_dim} * kBlockSlots);
 }
 
 void scores(const Scores& job) {
@@ -23,6 +40,7 @@ void scores(const Scores& job) {
         sum = std::fma(job.q[size_t{row} * head_dim + dim],
                        element(job.k.bytes, job.k.type, size_t{dim} * kBlockSlots + slot), sum);
       }
+      if (is_fp8(job.k.type)) sum *= scale_of(job.k.type, scales_of(job.k)[slot]);
       job.scores[row * job.scores_stride + slot] = sum;
     }
   }
@@ -58,18 +76,52 @@ void softmax(float* scores, uint32_t num_slots, float* max, float* sum) {
 void weighted_sum(const WeightedSum& job) {
   const uint32_t head_dim = job.v.head_dim;
   for (uint32_t row = 0; row < job.num_rows; ++row) {
-    for (uint32_t dim = 0; dim < head_dim; ++dim) {
-      float& value = job.values[size_t{row} * head_dim + dim];
-      for (uint32_t slot = job.slot_begin; slot < job.slot_end; ++slot) {
-        value = std::fma(job.p[row * job.p_stride + slot],
-                         element(job.v.bytes, job.v.type, size_t{slot} * head_dim + dim), value);
+    for (uint32_t slot = job.slot_begin; slot < job.slot_end; ++slot) {
+      float p = job.p[row * job.p_stride + slot];
+      if (is_fp8(job.v.type)) p *= scale_of(job.v.type, scales_of(job.v)[slot]);
+      for (uint32_t dim = 0; dim < head_dim; ++dim) {
+        float& value = job.values[size_t{row} * head_dim + dim];
+        value = std::fma(p, element(job.v.bytes, job.v.type, size_t{slot} * head_dim + dim), value);
       }
+    }
+  }
+}
+
+float latent_value(const LatentRows& rows, uint32_t slot, uint32_t dim) {
+  const std::byte* row = rows.bytes + slot * rows.row_bytes;
+  const float value = element(row, rows.type, dim);
+  if (!is_fp8(rows.type)) return value;
+  const auto* scales = reinterpret_cast<const float*>(row + rows.scales_offset);
+  return value * scale_of(rows.type, scales[dim / kLatentGroup]);
+}
+
+float rope_value(const LatentRows& rows, uint32_t slot, uint32_t dim) {
+  const ElementType type = rows.type == ElementType::kF32 ? rows.type : ElementType::kBf16;
+  return element(rows.bytes + slot * rows.row_bytes + rows.rope_offset, type, dim);
+}
+
+void widen_keys(const LatentRows& rows, float* keys) {
+  for (uint32_t slot = 0; slot < kBlockSlots; ++slot) {
+    float* key = keys + slot;
+    for (uint32_t dim = 0; dim < rows.latent_dim; ++dim, key += kBlockSlots) {
+      *key = latent_value(rows, slot, dim);
+    }
+    for (uint32_t dim = 0; dim < rows.rope_dim; ++dim, key += kBlockSlots) {
+      *key = rope_value(rows, slot, dim);
+    }
+  }
+}
+
+void widen_values(const LatentRows& rows, float* values) {
+  for (uint32_t slot = 0; slot < kBlockSlots; ++slot) {
+    for (uint32_t dim = 0; dim < rows.latent_dim; ++dim) {
+      *values++ = latent_value(rows, slot, dim);
     }
   }
 }
 
 }  // namespace
 
-const AttentionKernels kAttentionScalar{scores, softmax, weighted_sum};
+const AttentionKernels kAttentionScalar{scores, softmax, weighted_sum, widen_keys, widen_values};
 
 }  // namespace crossdock::kernels

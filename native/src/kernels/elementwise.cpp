@@ -1,15 +1,12 @@
 #include "crossdock/kernels/elementwise.h"
 
 #include <cmath>
-#include <cstring>
 
-#include "crossdock/kernels/math.h"
 
 namespace crossdock::kernels {
 namespace {
 
 constexpr uint32_t kLanes = 16;
-constexpr uint32_t kSlots = 32;
 
 // Sine and cosine of a small or large angle, in double: x = n pi/2 + r, |r| <= pi/4, then Taylor
 // polynomials whose next term is under 1e-13. Our own, because a C library may choose another
@@ -84,28 +81,6 @@ void rope_rotate(float* heads, uint32_t num_heads, uint32_t head_dim, const floa
       second[i] = b * cosines[i] + a * sines[i];
     }
   }
-}
-
-void store_k(const float* k, uint32_t head_dim, uint32_t slot, ElementType type,
-             std::byte* k_block) {
-  if (type == ElementType::kF32) {
-    auto* to = reinterpret_cast<float*>(k_block) + slot;
-    for (uint32_t dim = 0; dim < head_dim; ++dim) to[size_t{dim} * kSlots] = k[dim];
-    return;
-  }
-  auto* to = reinterpret_cast<uint16_t*>(k_block) + slot;
-  for (uint32_t dim = 0; dim < head_dim; ++dim) to[size_t{dim} * kSlots] = round_bf16(k[dim]);
-}
-
-void store_v(const float* v, uint32_t head_dim, uint32_t slot, ElementType type,
-             std::byte* v_block) {
-  const size_t first = size_t{slot} * head_dim;
-  if (type == ElementType::kF32) {
-    std::memcpy(reinterpret_cast<float*>(v_block) + first, v, head_dim * sizeof(float));
-    return;
-  }
-  auto* to = reinterpret_cast<uint16_t*>(v_block) + first;
-  for (uint32_t dim = 0; dim < head_dim; ++dim) to[dim] = round_bf16(v[dim]);
 }
 
 }  // namespace crossdock::kernels

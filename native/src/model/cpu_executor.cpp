@@ -14,6 +14,7 @@
 #include "crossdock/kernels/attention.h"
 #include "crossdock/kernels/elementwise.h"
 #include "crossdock/kernels/kernels.h"
+#include "crossdock/kernels/kv_codec.h"
 #include "crossdock/model/executor.h"
 #include "crossdock/sys/thread_pool.h"
 #include "llama_weights.h"
@@ -128,7 +129,7 @@ CpuExecutor::CpuExecutor(ModelConfig model, LlamaWeights weights, const kernels:
   }
   const uint32_t rows = std::max(group_heads_, kernels::kTileRows);
   const size_t attention = kernels::attention_state_floats(rows, model_.head_dim) +
-                           kernels::attention_scratch_floats(rows, model_.head_dim);
+                           kernels::attention_scratch_floats(rows, model_.head_dim, model_.head_dim);
   const uint32_t depths[] = {model_.hidden_size, model_.intermediate_size, q_size_};
   size_t size = attention;
   for (const uint32_t depth : depths) {
@@ -277,6 +278,7 @@ void CpuExecutor::attend(uint32_t layer) {
                                layout_.k_offset(layer, kv_head),
                                layout_.v_offset(layer, kv_head),
                                kv_type_,
+                               model_.head_dim,
                                model_.head_dim};
       run_task(plan_.tasks[index], kv, kv_head, thread);
     }
@@ -294,7 +296,8 @@ void CpuExecutor::run_task(const AttentionTask& task, const kernels::KvHead& kv,
       task.num_tokens,
       group_heads_,
       task.first_position,
-      task.block_table};
+      task.block_table,
+      1.0f / std::sqrt(static_cast<float>(head_dim))};
   const uint32_t rows = tile.num_rows();
   float* scratch = thread_scratch_[thread].data();
   float* memory = task.split ? partial_state(task.partial, kv_head) : scratch;

@@ -4,6 +4,7 @@
 #include <cassert>
 #include <cstring>
 
+#include "crossdock/kernels/fp8.h"
 #include "crossdock/kernels/math.h"
 
 namespace crossdock {
@@ -28,7 +29,7 @@ void widen_elements(const Tensor& tensor, size_t first, size_t stride, uint32_t 
   } else if (tensor.dtype == "F16") {
     widen_line<uint16_t>(data + first * 2, stride, depth, to, kernels::widen_f16);
   } else {
-    widen_line<uint8_t>(data + first, stride, depth, to, kernels::widen_e4m3);
+    widen_line<uint8_t>(data + first, stride, depth, to, kernels::E4m3::decode);
   }
 }
 

@@ -3,7 +3,10 @@
 // Reductions are single chains of fma in a fixed order with vector lanes across slots (scores) or
 // across dims (values), from the widened elements of the pool's type. The scales of FP8 are applied
 // to a whole chain: score = chain(q, k8) * k_scale[slot]; p * v_scale[slot] before the chain over
-// slots.
+// slots. An e4m3 enters a chain as its value by 2^-8, which is what its bits are when they are read
+// as an f16's, and its scale by 2^8; only a chain that underflows can tell the difference.
+//
+// Results are the same bits in every variant, but for the sign and the payload of a NaN.
 #pragma once
 
 #include <cstddef>
@@ -19,8 +22,37 @@ constexpr size_t size_bytes(ElementType type) {
 }
 constexpr bool is_fp8(ElementType type) { return size_bytes(type) == 1; }
 
-// One head's K or V of one block, for some query rows. `next` is what the caller reads after it, to
-// be fetched early (it is never dereferenced; without a next block, the block itself).
+// A row of latent attention (MLA), as DeepSeek-V2 describes it: what one token caches in one layer.
+// Every query head sees [latent | rope] as its key and the latent as its value. kFp8E4m3 is
+// fp8_ds_mla: the latent in e4m3, one f32 scale per 128 of it, the rest in bf16.
+inline constexpr uint32_t kLatentGroup = 128;
+
+struct LatentForm {
+  ElementType type = ElementType::kF32;
+  uint32_t latent_dim = 0;  // a multiple of 8, of 128 for FP8
+  uint32_t rope_dim = 0;    // a multiple of 8
+
+  ElementType rope_type() const { return is_fp8(type) ? ElementType::kBf16 : type; }
+  uint32_t num_scales() const { return is_fp8(type) ? latent_dim / kLatentGroup : 0; }
+  size_t scales_offset() const { return latent_dim * size_bytes(type); }
+  size_t rope_offset() const { return scales_offset() + num_scales() * sizeof(float); }
+  size_t row_bytes() const { return rope_offset() + rope_dim * size_bytes(rope_type()); }
+};
+
+// The 32 rows of a block.
+struct LatentRows {
+  const std::byte* bytes = nullptr;
+  size_t row_bytes = 0;
+  size_t scales_offset = 0;  // within a row
+  size_t rope_offset = 0;
+  ElementType type = ElementType::kF32;
+  uint32_t latent_dim = 0;
+  uint32_t rope_dim = 0;
+};
+
+// One head's K or V of one block, for some query rows; for FP8 the scales of the slots follow the
+// elements. `next` is what the caller reads after it, to be fetched early (it is never
+// dereferenced; without a next block, the block itself).
 struct KvBlock {
   const std::byte* bytes = nullptr;
   const std::byte* next = nullptr;
@@ -28,8 +60,11 @@ struct KvBlock {
   uint32_t head_dim = 0;  // a multiple of 8
 };
 
-// Floats of scratch that `scores` and `weighted_sum` need for a head_dim.
-inline size_t block_scratch_floats(uint32_t head_dim) { return size_t{head_dim} * 32; }
+// Floats of scratch that `scores` and `weighted_sum` need: the block widened, and for each row the
+// exponentials times the scales.
+inline size_t block_scratch_floats(uint32_t num_rows, uint32_t head_dim) {
+  return 32 * (size_t{num_rows} + head_dim);
+}
 
 // scores[row][slot] = chain over dim of q[row][dim] * k[dim][slot], for the 32 slots of a block.
 struct Scores {
@@ -61,6 +96,10 @@ struct AttentionKernels {
   // lanes are then folded in halves. A score past num_slots is never used, whatever it is.
   void (*softmax)(float* scores, uint32_t num_slots, float* max, float* sum);
   void (*weighted_sum)(const WeightedSum& sum);
+  // The rows as f32, the elements of FP8 times their scale: transposed into
+  // keys[latent | rope][slot], or their latents as values[slot][latent].
+  void (*widen_keys)(const LatentRows& rows, float* keys);
+  void (*widen_values)(const LatentRows& rows, float* values);
 };
 
 }  // namespace crossdock::kernels

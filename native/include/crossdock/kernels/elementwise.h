@@ -5,8 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "crossdock/kernels/block_attention.h"
-
 namespace crossdock::kernels {
 
 // y = x / sqrt(mean(x^2) + epsilon) * weight.
@@ -20,12 +18,5 @@ void rope_angles(uint32_t position, const float* inverse_frequency, uint32_t hal
 // Rotates pairs (i, i + head_dim / 2) of num_heads heads in place: the half-rotation order.
 void rope_rotate(float* heads, uint32_t num_heads, uint32_t head_dim, const float* cosines,
                  const float* sines);
-
-// Writes one token's K of one head into a block, transposed: k_block[dim][slot].
-void store_k(const float* k, uint32_t head_dim, uint32_t slot, ElementType type,
-             std::byte* k_block);
-// Writes one token's V of one head into a block: v_block[slot][dim].
-void store_v(const float* v, uint32_t head_dim, uint32_t slot, ElementType type,
-             std::byte* v_block);
 
 }  // namespace crossdock::kernels
