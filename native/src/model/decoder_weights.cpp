@@ -3,8 +3,11 @@
 #include <sodium.h>
 #include <xxhash.h>
 
+#include <algorithm>
+
 #include "crossdock/sys/wire.h"
 #include "matrix_plan.h"
+#include "packed_cache.h"
 #include "tensor_reader.h"
 
 namespace crossdock {
@@ -269,6 +272,32 @@ Fingerprint fingerprint_of(const Checkpoint& checkpoint, const ModelConfig& conf
   return fingerprint;
 }
 
+Status pack_all(std::byte* arena, const std::vector<MatrixPlan>& plans, ThreadPool& pool) {
+  for (const auto& plan : plans) {
+    if (Status status = pack(plan, arena, pool); !status.ok()) return status;
+  }
+  return {};
+}
+
+// From the cache where that saves time, else from the checkpoint.
+Status fill(std::byte* arena, const std::vector<MatrixPlan>& plans, const WeightOptions& options,
+            const PackedCache& cache, ThreadPool& pool) {
+  const bool cached = !options.cache_directory.empty() &&
+                      std::ranges::any_of(plans, [](const auto& plan) { return plan.quantises(); });
+  if (!cached) return pack_all(arena, plans, pool);
+  const auto warn = [&](const Status& status) {
+    if (options.on_cache_warning) options.on_cache_warning(status.message());
+  };
+  const Status read = cache.read(arena, pool);
+  if (read.ok()) return {};
+  if (read.code() != StatusCode::kNotFound) warn(read);
+  if (Status status = pack_all(arena, plans, pool); !status.ok()) return status;
+  const Status written = cache.write(arena, pool);
+  // Another process that starts with the same weights keeps them.
+  if (!written.ok() && written.code() != StatusCode::kAborted) warn(written);
+  return {};
+}
+
 }  // namespace
 
 Result<DecoderWeights> DecoderWeights::load(const Checkpoint& checkpoint, const ModelConfig& config,
@@ -279,15 +308,17 @@ Result<DecoderWeights> DecoderWeights::load(const Checkpoint& checkpoint, const 
   if (Status status = planner.plan(); !status.ok()) return status;
   for (auto& plan : planner.plans()) plan.to->format = format_for(options.dtype, plan);
   weights.dtype = dtype_name(planner.plans());
-  auto arena = PageBuffer::allocate(place(planner.plans()));
+  weights.fingerprint = fingerprint_of(checkpoint, config, reader.used(), pool);
+  const size_t arena_bytes = place(planner.plans());
+  auto arena = PageBuffer::allocate(arena_bytes);
   if (!arena.ok()) return arena.status();
   weights.arena = std::move(arena).value();
-  for (const auto& plan : planner.plans()) {
-    if (Status status = pack(plan, weights.arena.data(), pool); !status.ok()) return status;
-    plan.to->panels = weights.arena.data() + plan.offset;
-  }
+  for (auto& plan : planner.plans()) plan.to->panels = weights.arena.data() + plan.offset;
+  const PackedCache cache(options.cache_directory, weights.fingerprint, planner.plans(),
+                          arena_bytes);
+  Status status = fill(weights.arena.data(), planner.plans(), options, cache, pool);
+  if (!status.ok()) return status;
   if (config.tie_word_embeddings) weights.head = weights.embedding;
-  weights.fingerprint = fingerprint_of(checkpoint, config, reader.used(), pool);
   return weights;
 }
 

@@ -70,11 +70,8 @@ bool has_nan_code(const uint8_t* codes, size_t count) {
 // Packs panels on one thread, with its scratch.
 class PanelPacker {
  public:
-  explicit PanelPacker(const MatrixPlan& plan) : plan_(plan), depth_(plan.to->depth) {
-    const bool copies = std::ranges::all_of(plan.parts, [](const MatrixPart& part) {
-      return part.scales != nullptr && !part.transposed;
-    });
-    copies_fp8_ = plan.to->format == WeightFormat::kFp8 && copies;
+  explicit PanelPacker(const MatrixPlan& plan)
+      : plan_(plan), depth_(plan.to->depth), copies_fp8_(plan.copies_fp8()) {
     const size_t stretches = (depth_ + kernels::kFp8Stretch - 1) / kernels::kFp8Stretch;
     line_floats_ = copies_fp8_ ? stretches : depth_;
     scratch_.resize(kPanelOutputs * line_floats_);
@@ -124,17 +121,22 @@ class PanelPacker {
 
   const MatrixPlan& plan_;
   const uint32_t depth_;
-  bool copies_fp8_ = false;
+  const bool copies_fp8_;
   size_t line_floats_ = 0;
   std::vector<float> scratch_;
 };
 
-const char* name(WeightDtype dtype) {
-  constexpr const char* kNames[] = {"auto", "f32", "bf16", "fp8", "int8", "int4"};
-  return kNames[static_cast<size_t>(dtype)];
+}  // namespace
+
+bool MatrixPlan::copies_fp8() const {
+  return to->format == WeightFormat::kFp8 && std::ranges::all_of(parts, [](const MatrixPart& part) {
+           return part.scales != nullptr && !part.transposed;
+         });
 }
 
-}  // namespace
+bool MatrixPlan::quantises() const {
+  return kernels::is_integer(to->format) || (to->format == WeightFormat::kFp8 && !copies_fp8());
+}
 
 uint32_t MatrixPlan::num_panels() const {
   return interleaved ? 2 * panels_of(to->num_outputs) : panels_of(to->num_outputs);
@@ -156,9 +158,14 @@ WeightFormat format_for(WeightDtype dtype, const MatrixPlan& plan) {
   return four_bits ? WeightFormat::kInt4 : WeightFormat::kInt8;
 }
 
-const char* dtype_name(const std::vector<MatrixPlan>& plans) {
-  for (const auto dtype : {WeightDtype::kF32, WeightDtype::kBf16, WeightDtype::kFp8,
-                           WeightDtype::kInt8, WeightDtype::kInt4}) {
+std::string_view name(WeightDtype dtype) {
+  constexpr std::string_view kNames[] = {"auto", "f32", "bf16", "fp8", "int8", "int4"};
+  return kNames[static_cast<size_t>(dtype)];
+}
+
+std::string_view dtype_name(const std::vector<MatrixPlan>& plans) {
+  for (const auto dtype : kAllWeightDtypes) {
+    if (dtype == WeightDtype::kAuto) continue;
     const bool all = std::ranges::all_of(
         plans, [&](const MatrixPlan& plan) { return plan.to->format == format_for(dtype, plan); });
     if (all) return name(dtype);

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "crossdock/model/executor.h"
@@ -30,6 +31,10 @@ struct MatrixPlan {
   bool interleaved = false;       // two parts, their panels in turn: gate and up
   size_t offset = 0;              // of the first panel in the arena
 
+  // Codes and scales of an FP8 checkpoint go into the panels as they are.
+  bool copies_fp8() const;
+  // The format is chosen weight by weight, which takes longer than reading the result again.
+  bool quantises() const;
   uint32_t num_panels() const;
   size_t size_bytes() const;
 };
@@ -38,7 +43,7 @@ struct MatrixPlan {
 kernels::WeightFormat format_for(WeightDtype dtype, const MatrixPlan& plan);
 // "f32", "bf16", "fp8", "int8" or "int4" when every matrix has the format that this means; else
 // "mixed", which only "auto" gives.
-const char* dtype_name(const std::vector<MatrixPlan>& plans);
+std::string_view dtype_name(const std::vector<MatrixPlan>& plans);
 
 // Gives each matrix its place in an arena, on a cache line; returns the arena's size.
 size_t place(std::vector<MatrixPlan>& plans);

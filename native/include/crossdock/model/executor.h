@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "crossdock/blocks/kv_layout.h"
@@ -19,11 +20,18 @@ namespace crossdock {
 // How weights are held: "auto" is what the checkpoint has; the others are made when it is loaded.
 enum class WeightDtype : uint8_t { kAuto, kF32, kBf16, kFp8, kInt8, kInt4 };
 
+inline constexpr WeightDtype kAllWeightDtypes[] = {WeightDtype::kAuto, WeightDtype::kF32,
+                                                   WeightDtype::kBf16, WeightDtype::kFp8,
+                                                   WeightDtype::kInt8, WeightDtype::kInt4};
+std::string_view name(WeightDtype dtype);  // "auto", "f32", ...
+
 struct WeightOptions {
   WeightDtype dtype = WeightDtype::kAuto;
-  // Packed weights are kept here, named by fingerprint and dtype, so that the next start maps
-  // instead of quantising. Empty: nowhere.
+  // Weights that were quantised are kept here, named by fingerprint and dtype, so that the next
+  // start reads them instead. Empty: nowhere.
   std::string cache_directory;
+  // Hears why they could not be kept or read again, which costs time and nothing else.
+  std::function<void(const std::string&)> on_cache_warning;
 };
 
 struct ExecutorConfig {
