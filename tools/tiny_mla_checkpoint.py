@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor
 
@@ -48,11 +48,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 def write_checkpoint(directory: Path, model: TinyMla, tokenizer: Tokenizer) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    save_file(
-        {name: tensor.contiguous() for name, tensor in checkpoint_tensors(model).items()},
-        directory / "model.safetensors",
-        metadata={"format": "pt"},
-    )
+    tensors = {name: tensor.contiguous() for name, tensor in checkpoint_tensors(model).items()}
+    (directory / "model.safetensors").write_bytes(save(tensors, metadata={"format": "pt"}))
     tokenizer.save(str(directory / "tokenizer.json"))
     _write_json(directory / "config.json", _config(model.spec))
     _write_json(

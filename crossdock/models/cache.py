@@ -7,7 +7,13 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from crossdock.models.catalog import CATALOG, CatalogEntry
+from crossdock.models.catalog import (
+    BUNDLED,
+    CATALOG,
+    CatalogEntry,
+    bundled_directory,
+    known_names,
+)
 from crossdock.models.errors import (
     ModelDirectoryError,
     ModelError,
@@ -37,9 +43,11 @@ def cache_directory() -> Path:
 
 
 def list_models() -> list[ModelEntry]:
-    """The catalog, then what else lies in the cache; by name."""
+    """The catalog, the bundled models, then what else lies in the cache; by name."""
     root = cache_directory()
     entries = [_catalog_model(entry, root / entry.name) for entry in CATALOG.values()]
+    bundled = [bundled_directory(name) for name in BUNDLED]
+    entries += [_own_model(path) for path in bundled if _is_complete(path)]
     if root.is_dir():
         entries += [
             _own_model(path)
@@ -52,7 +60,7 @@ def list_models() -> list[ModelEntry]:
 def resolve(name_or_path: str | os.PathLike[str]) -> Path:
     """The complete model directory that the user means.
 
-    A name of the catalog or of the cache comes first, then a path. Raises ModelNotFetchedError,
+    A name of the cache comes first, then a bundled one, then a path. Raises ModelNotFetchedError,
     ModelDirectoryError or UnknownModelError; each says what to do.
     """
     text = os.fspath(name_or_path)
@@ -61,6 +69,9 @@ def resolve(name_or_path: str | os.PathLike[str]) -> Path:
     if is_name and in_cache.is_dir():
         check_model_directory(in_cache)
         return in_cache
+    if text in BUNDLED:
+        check_model_directory(bundled_directory(text))
+        return bundled_directory(text)
     path = Path(text).expanduser()
     if text and path.is_dir():
         check_model_directory(path)
@@ -70,7 +81,7 @@ def resolve(name_or_path: str | os.PathLike[str]) -> Path:
             f"{text} is not in {cache_directory()} yet: run `crossdock model fetch {text}`"
         )
     raise UnknownModelError(
-        f"{text!r} is neither a directory nor a known model ({', '.join(CATALOG)}): give the path "
+        f"{text!r} is neither a directory nor a known model ({known_names()}): give the path "
         "of a Hugging Face directory, or fetch one of these with `crossdock model fetch NAME`"
     )
 

@@ -1,9 +1,10 @@
-"""The models that crossdock can fetch by name."""
+"""The models that crossdock knows by name: those it can fetch, and those it brings along."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Literal, get_args
 
 Dtype = Literal["f32", "bf16"]
@@ -67,6 +68,21 @@ CATALOG: Final[dict[str, CatalogEntry]] = {
     entry.name: entry
     for entry in _variants(DEFAULT_MODEL, _SMOLLM2_WHEEL, 134_515_008, "Apache-2.0")
 }
+
+# Models that come with crossdock, each in a directory of its own: nothing is fetched.
+BUNDLED: Final[dict[str, Dtype]] = {"tiny-mla": "bf16"}
+
+
+def known_names() -> str:
+    """What a message lists when it refuses a name."""
+    return ", ".join((*CATALOG, *BUNDLED))
+
+
+def bundled_directory(name: str) -> Path:
+    """Where a bundled model lies: inside an installed package, or at the root of a checkout."""
+    module = Path(__file__).resolve()
+    installed = module.parent / "bundled" / name
+    return installed if installed.is_dir() else module.parents[2] / "models" / name
 
 
 def variant(name: str, dtype: Dtype | None) -> CatalogEntry | None:

