@@ -9,14 +9,17 @@ from pathlib import Path
 
 from rich.table import Table
 
-from bench import ttft
+from bench import mixed_load, ttft
 from bench.figure import Figure, FigureError
 from bench.native_programs import ProgramError, find_programs, run_program
 from crossdock import models
 from crossdock.cli.console import table_console
 from crossdock.cli.errors import CliError
+from crossdock.errors import CrossdockError
+from crossdock.telemetry import configure_logging
 
 NATIVE = ("handoff", "scheduler", "prefix", "engine")
+SERVED = {"mixed_load": mixed_load.measure, "ttft": ttft.measure}
 _OUT = Path(__file__).parent / "out"
 
 
@@ -24,8 +27,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--programs", type=Path, required=True, help="folder with bench_*")
     parser.add_argument("--out", type=Path, default=_OUT, help="folder for the JSON lines")
-    parser.add_argument("names", nargs="*", default=[*NATIVE, "ttft"], help="which; all")
+    parser.add_argument("names", nargs="*", default=[*NATIVE, *SERVED], help="which; all")
     arguments = parser.parse_args()
+    configure_logging("warning")
     arguments.out.mkdir(parents=True, exist_ok=True)
     programs = find_programs(arguments.programs)
     figures: list[Figure] = []
@@ -34,7 +38,7 @@ def main() -> int:
         print(f"bench {name} ...", file=sys.stderr, flush=True)
         try:
             figures += _run(name, programs, arguments.out / f"{name}.jsonl")
-        except (ProgramError, FigureError, CliError) as error:
+        except (ProgramError, FigureError, CliError, CrossdockError) as error:
             print(f"bench {name}: {error}", file=sys.stderr)
             failed = True
     table_console().print(_table(figures))
@@ -44,8 +48,8 @@ def main() -> int:
 def _run(name: str, programs: dict[str, Path], out: Path) -> list[Figure]:
     figures: list[Figure] = []
     with out.open("w", encoding="utf-8") as file:
-        if name == "ttft":
-            for figure in asyncio.run(_collect_ttft()):
+        if name in SERVED:
+            for figure in asyncio.run(_collect(name)):
                 file.write(figure.to_line() + "\n")
                 figures.append(figure)
             return figures
@@ -57,9 +61,9 @@ def _run(name: str, programs: dict[str, Path], out: Path) -> list[Figure]:
     return figures
 
 
-async def _collect_ttft() -> list[Figure]:
+async def _collect(name: str) -> list[Figure]:
     model = models.resolve(models.DEFAULT_MODEL)
-    return [figure async for figure in ttft.measure(model)]
+    return [figure async for figure in SERVED[name](model)]
 
 
 def _arguments(name: str) -> list[str]:
