@@ -2,7 +2,7 @@
 //
 //   t = base + alpha * num_decodes + beta * num_chunk_tokens + gamma * num_attended
 //
-// The context term is ours (docs/decisions): a prompt token attends to everything before it, which
+// The context term is ours (docs/decisions/0005): a prompt token attends to everything before it, which
 // at a few thousand positions costs as much as its matrices. A decode's context is in alpha, since
 // it grows by one position a step and the fit follows.
 //
