@@ -2,9 +2,9 @@
 //
 //   t = base + alpha * num_decodes + beta * num_chunk_tokens + gamma * num_attended
 //
-// The context term is ours (docs/decisions/0005): a prompt token attends to everything before it, which
-// at a few thousand positions costs as much as its matrices. A decode's context is in alpha, since
-// it grows by one position a step and the fit follows.
+// The context term is our addition (docs/decisions/0005): a prompt token attends to everything
+// before it, which at a few thousand positions costs as much as its matrices. A decode's context is
+// in alpha, since it grows by one position a step and the fit follows.
 //
 // Theory of operation. Recursive least squares over relative errors, whose forgetting is a little
 // noise that every observation adds: most of it common to all coefficients, since a machine gets
