@@ -105,6 +105,13 @@ bench: build ## Measure; print each figure beside its limit; write bench/out/
 	$(BIN)/crossdock model fetch
 	$(BIN)/python -m bench --programs $(PLAIN)/native
 
+.PHONY: bench-engine
+bench-engine: build ## The engine beside llama.cpp (LLAMA_BIN) and vLLM (VLLM_PYTHON), 12 minutes
+	cmake -S . -B $(PLAIN) -DCROSSDOCK_BENCH=ON
+	cmake --build $(PLAIN)
+	$(BIN)/crossdock model fetch
+	$(BIN)/python -m bench.engine_peers --programs $(PLAIN)/native $(BENCH_ARGS)
+
 .PHONY: clean
 clean: ## Remove what was built; the virtual environment and the models stay
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

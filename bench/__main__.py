@@ -7,13 +7,11 @@ import asyncio
 import sys
 from pathlib import Path
 
-from rich.table import Table
-
 from bench import mixed_load, ttft
 from bench.figure import Figure, FigureError
+from bench.figure_table import print_table
 from bench.native_programs import ProgramError, find_programs, run_program
 from crossdock import models
-from crossdock.cli.console import table_console
 from crossdock.cli.errors import CliError
 from crossdock.errors import CrossdockError
 from crossdock.telemetry import configure_logging
@@ -41,7 +39,7 @@ def main() -> int:
         except (ProgramError, FigureError, CliError, CrossdockError) as error:
             print(f"bench {name}: {error}", file=sys.stderr)
             failed = True
-    table_console().print(_table(figures))
+    print_table(figures)
     return 1 if failed else 0
 
 
@@ -68,31 +66,6 @@ async def _collect(name: str) -> list[Figure]:
 
 def _arguments(name: str) -> list[str]:
     return ["--model", str(models.resolve(models.DEFAULT_MODEL))] if name == "engine" else []
-
-
-def _table(figures: list[Figure]) -> Table:
-    table = Table("bench", "case")
-    for header in ("value", "unit", "limit", "ratio", "wanted"):
-        table.add_column(header, justify="left" if header == "unit" else "right")
-    table.add_column("")
-    for figure in figures:
-        table.add_row(
-            figure.bench,
-            figure.case,
-            _number(figure.value),
-            figure.unit,
-            _number(figure.limit),
-            _number(figure.ratio),
-            _number(figure.wanted_ratio),
-            {None: "", True: "[green]met[/]", False: "[red]below[/]"}[figure.is_met],
-        )
-    return table
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:.0f}" if abs(value) >= 1_000 else f"{value:.3g}"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 // Prefill and decode of a whole model through its executor.
+#include <algorithm>
 #include <cassert>
 #include <cmath>
 #include <cstdio>
@@ -19,6 +20,8 @@ using kernels::WeightFormat;
 // A prompt of 128 tokens, then 128 more one at a time; or sixteen such, 32 steps each.
 constexpr uint32_t kPromptTokens = 128, kDecodeTokens = 128, kStreams = 16, kStreamTokens = 32;
 constexpr uint32_t kPrefillTokens[] = {512, 2048};
+constexpr const char* kCases[] = {"prefill_512", "prefill_2048", "decode_one_stream",
+                                  "decode_16_streams"};
 
 // A matrix of the model: `depth` inputs, `count` of them alike.
 struct Matrix {
@@ -165,8 +168,7 @@ Result<Engine> load_engine(const Options& options) {
   Engine engine{.executor = std::move(loaded).value()};
   // The first sequence may hold the longest prompt; the others share its blocks' far end.
   constexpr uint32_t kStreamBlocks = (kPromptTokens + kStreamTokens) / kBlockTokens;
-  const uint32_t num_blocks =
-      std::max(kSequenceTokensMax / kBlockTokens, kStreams * kStreamBlocks);
+  const uint32_t num_blocks = std::max(kSequenceTokensMax / kBlockTokens, kStreams * kStreamBlocks);
   auto slab = PageBuffer::allocate(num_blocks * engine.executor->layout().stride_bytes());
   if (!slab.ok()) return slab.status();
   engine.slab = std::move(slab).value();
@@ -221,6 +223,10 @@ void bench_decode(const Report& report, Engine& engine, Work work, uint32_t num_
 }  // namespace
 
 int bench_model(const Report& report, const Options& options, ThreadPool& pool) {
+  if (std::none_of(std::begin(kCases), std::end(kCases),
+                   [&](const char* name) { return report.wants(name); })) {
+    return 0;
+  }
   auto loaded = load_engine(options);
   if (!loaded.ok()) {
     std::fprintf(stderr, "bench_engine: %s\n", loaded.status().to_string().c_str());

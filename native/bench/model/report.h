@@ -25,9 +25,9 @@ struct Work {
   double amount = 0;  // what the value counts: tokens, or GB
   const char* unit = "tok/s";
   double gflop = 0;
-  double gbytes = 0;          // read from memory
+  double gbytes = 0;            // read from memory
   double gbytes_per_s_max = 0;  // how fast the instructions take bytes from the cache; 0: not asked
-  bool integer = false;       // the products are of integers: their peak is printed, too
+  bool integer = false;         // the products are of integers: their peak is printed, too
 };
 
 class Report {

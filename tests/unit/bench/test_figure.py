@@ -28,8 +28,8 @@ def test_a_figure_without_a_limit_asks_for_nothing() -> None:
         ("handoff", "shm 256 MiB", 0.9),
         ("handoff", "shm 1 MiB", 0.8),
         ("handoff", "tcp 1 MiB", 0.97),
-        ("engine", "prefill_512", 0.5),
-        ("engine", "decode_attention_bf16", 0.6),
+        ("engine", "prefill_512", 0.8),
+        ("engine", "decode_attention_bf16", 0.85),
         ("scheduler", "decode, 64 running", 1.0),
         ("ttft", "512 tokens, four services", None),
     ],
@@ -42,6 +42,13 @@ def test_what_is_wanted_of_a_case(bench: str, case: str, wanted: float | None) -
     if wanted is not None:
         assert figure(wanted).is_met
         assert not figure(wanted - 0.01).is_met
+
+
+def test_a_figure_may_say_itself_what_is_wanted() -> None:
+    figure = Figure("peers", "prefill_512", 3.0, "tok/s", 1.0, 3.0, "llama.cpp q8_0", 2.5)
+    assert figure.is_met
+    assert Figure.from_line(figure.to_line()) == figure
+    assert not Figure("peers", "prefill_512", 2.0, "tok/s", 1.0, 2.0, wanted=2.5).is_met
 
 
 @pytest.mark.parametrize("line", ["", "text", "[]", "{}", '{"bench": "x", "case": "y"}'])
