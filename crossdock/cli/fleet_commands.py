@@ -24,6 +24,7 @@ from crossdock.cli.fleet_record import DEFAULT_NAME, FleetRecord, ServiceRecord
 from crossdock.cli.model_commands import resolve_or_fetch
 from crossdock.errors import CrossdockError
 from crossdock.models import DEFAULT_MODEL
+from crossdock.models.packed import WeightDtype
 
 _STATUS_TIMEOUT_S = 2.0
 # How often a fleet in the foreground looks for a service that has died.
@@ -55,6 +56,9 @@ def up(
     prefill: Annotated[int, typer.Option(min=0, help="Prefill instances.")] = 1,
     decode: Annotated[int, typer.Option(min=1, help="Decode instances.")] = 1,
     model: Annotated[str, typer.Option(help="A directory, or a name to fetch.")] = DEFAULT_MODEL,
+    weight_dtype: Annotated[
+        WeightDtype, typer.Option(help="How weights are held; auto: as the checkpoint has them.")
+    ] = "auto",
     kv_dtype: Annotated[KvDtype | None, typer.Option(help="Of the KV cache.")] = None,
     decode_kv_dtype: Annotated[
         KvDtype | None, typer.Option(help="Of decode instances, where it differs.")
@@ -84,6 +88,7 @@ def up(
         num_prefill=prefill,
         num_decode=decode,
         kvstore=kvstore,
+        weight_dtype=weight_dtype,
         kv_dtype=kv_dtype or "",
         decode_kv_dtype=decode_kv_dtype or "",
         transport=transport or "",
@@ -225,6 +230,13 @@ def _print_status(record: FleetRecord, reports: list[dict[str, Any]]) -> None:
     console = table_console()
     console.print(f"fleet {record.name}, model {record.model_directory.name}")
     console.print(table)
+    # What decides the bits of a result, the weights' type among it: alike where results should be.
+    numerics: dict[str, list[str]] = {}
+    for report in reports:
+        if numerics_id := report["status"].get("numerics_id"):
+            numerics.setdefault(numerics_id, []).append(report["instance_id"])
+    for numerics_id, instances in numerics.items():
+        console.print(f"numerics of {', '.join(instances)}: {numerics_id}", highlight=False)
 
 
 def _status_row(report: dict[str, Any]) -> list[str]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from crossdock.models.packed import WeightDtype
+
 Role = Literal["router", "prefill", "decode", "kvstore"]
 
 
@@ -18,6 +20,7 @@ class FleetOptions:
     num_prefill: int = 1
     num_decode: int = 1
     kvstore: bool = True
+    weight_dtype: WeightDtype = "auto"
     kv_dtype: str = ""
     decode_kv_dtype: str = ""  # Where it differs.
     transport: str = ""
@@ -65,6 +68,7 @@ def worker_specs(
     engine = [
         *("--model", str(options.model_directory)),
         *("--threads", str(num_threads)),
+        *("--weight-dtype", options.weight_dtype),
         *_given("--kv-memory", options.kv_memory),
         *([] if options.chunked_prefill else ["--no-chunked-prefill"]),
         *_given("--step-ms-max", "" if options.step_ms_max is None else str(options.step_ms_max)),

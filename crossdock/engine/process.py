@@ -31,6 +31,8 @@ class EngineConfig:
 
     model_directory: str
     instance_id: str
+    weight_dtype: str = "auto"
+    weight_cache_directory: str = ""
     kv_dtype: str = "f32"
     num_threads: int = 1
     kernels: str = "auto"

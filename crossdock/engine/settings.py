@@ -11,6 +11,7 @@ from crossdock.engine.process import EngineConfig
 from crossdock.errors import invalid_argument
 from crossdock.models.cache import resolve
 from crossdock.models.errors import ModelError
+from crossdock.models.packed import WeightDtype, packed_directory
 from crossdock.rpc.settings import ServiceSettings
 
 
@@ -20,6 +21,9 @@ class EngineSettings(ServiceSettings):
     model: Annotated[
         str, Field(min_length=1, description="Hugging Face directory, or name of a fetched model.")
     ]
+    weight_dtype: Annotated[
+        WeightDtype, Field(description="How weights are held; auto: as the checkpoint has them.")
+    ] = "auto"
     kv_dtype: Annotated[
         Literal["f32", "bf16", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla"],
         Field(description="Of the KV cache; fp8_ds_mla is for DeepSeek's latent attention."),
@@ -57,6 +61,8 @@ class EngineSettings(ServiceSettings):
         return EngineConfig(
             model_directory=str(directory),
             instance_id=instance_id,
+            weight_dtype=self.weight_dtype,
+            weight_cache_directory=str(packed_directory()),
             kv_dtype=self.kv_dtype,
             num_threads=self.threads or len(os.sched_getaffinity(0)),
             kernels=self.kernels,

@@ -243,6 +243,7 @@ def test_too_little_memory_is_named(tiny_model: Path) -> None:
 
 BAD_ARGUMENTS: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "a transport": (["--transport", "pigeon"], ["--transport", "'tcp'"]),
+    "weights": (["--weight-dtype", "int5"], ["--weight-dtype", "'auto'", "'int8'", "'int4'"]),
     "a type": (["--kv-dtype", "f8"], ["--kv-dtype", "'bf16'"]),
     "a size": (["--kv-memory", "much"], ["--kv-memory"]),
     "a negative size": (["--kv-memory=-1"], ["--kv-memory"]),

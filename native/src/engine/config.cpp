@@ -52,13 +52,15 @@ Result<EngineConfig> parse_engine_config(std::string_view text) {
     return Status(StatusCode::kInvalidArgument, "engine configuration: not a JSON object");
   }
   EngineConfig config;
-  std::string kv_dtype = "bf16";
+  std::string weight_dtype = "auto", kv_dtype = "bf16";
   Status status;
   const auto step = [&](Status next) {
     if (status.ok()) status = std::move(next);
   };
   step(take(json, "instance_id", config.instance_id));
   step(take(json, "model_directory", config.model_directory));
+  step(take(json, "weight_dtype", weight_dtype));
+  step(take(json, "weight_cache_directory", config.weight_cache_directory));
   step(take(json, "kv_dtype", kv_dtype));
   step(take(json, "num_threads", config.num_threads));
   step(take(json, "kernels", config.kernels));
@@ -77,6 +79,13 @@ Result<EngineConfig> parse_engine_config(std::string_view text) {
     return Status(StatusCode::kInvalidArgument,
                   "engine configuration: unknown key " + json.begin().key());
   }
+  const auto* weights = std::ranges::find(kAllWeightDtypes, weight_dtype,
+                                          [](WeightDtype candidate) { return name(candidate); });
+  if (weights == std::end(kAllWeightDtypes)) {
+    return invalid("weight_dtype",
+                   "auto, f32, bf16, fp8, int8 or int4, not \"" + weight_dtype + "\"");
+  }
+  config.weight_dtype = *weights;
   const auto* dtype = std::find_if(std::begin(kAllDTypes), std::end(kAllDTypes),
                                    [&](DType candidate) { return name(candidate) == kv_dtype; });
   if (dtype == std::end(kAllDTypes)) {

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "crossdock/engine/engine.h"
+#include "log.h"
 
 namespace crossdock {
 namespace {
@@ -48,7 +49,13 @@ Status check_pool(const EngineConfig& config, const KvLayout& layout, uint64_t n
 }  // namespace
 
 Result<std::unique_ptr<Engine>> Engine::start(const EngineConfig& config, EngineLink& link) {
+  WeightOptions weights{.dtype = config.weight_dtype,
+                        .cache_directory = config.weight_cache_directory,
+                        .on_cache_warning = [](const std::string& message) {
+                          log_line("warning", "weight_cache", message);
+                        }};
   auto executor = load_cpu_executor({.model_directory = config.model_directory,
+                                     .weights = std::move(weights),
                                      .kv_dtype = config.kv_dtype,
                                      .num_threads = config.num_threads,
                                      .kernels = config.kernels});

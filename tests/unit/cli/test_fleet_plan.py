@@ -54,6 +54,7 @@ def test_what_is_not_asked_for_is_left_to_the_service() -> None:
     assert not (left | {"--no-chunked-prefill"}) & set(prefill.program)
     asked = FleetOptions(
         Path("m"),
+        weight_dtype="int4",
         kv_dtype="bf16",
         decode_kv_dtype="fp8_e4m3",
         kv_memory="1GiB",
@@ -62,6 +63,8 @@ def test_what_is_not_asked_for_is_left_to_the_service() -> None:
         step_ms_max=0,
     )
     (prefill, decode) = worker_specs(asked, 2, None)
+    assert _value(prefill.program, "--weight-dtype") == "int4"
+    assert _value(decode.program, "--weight-dtype") == "int4"
     assert _value(prefill.program, "--kv-dtype") == "bf16"
     assert _value(decode.program, "--kv-dtype") == "fp8_e4m3"
     assert _value(prefill.program, "--kv-memory") == "1GiB"

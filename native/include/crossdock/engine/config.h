@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "crossdock/blocks/kv_layout.h"
+#include "crossdock/model/executor.h"
 #include "crossdock/sys/status.h"
 
 namespace crossdock {
@@ -13,6 +14,8 @@ namespace crossdock {
 struct EngineConfig {
   std::string instance_id;
   std::string model_directory;
+  WeightDtype weight_dtype = WeightDtype::kAuto;
+  std::string weight_cache_directory;  // of quantised weights; empty: none are kept
   DType kv_dtype = DType::kBf16;
   uint32_t num_threads = 1;
   std::string kernels = "auto";
