@@ -99,7 +99,7 @@ class TinyModel:
         return self.architecture in ("deepseek_v2", "deepseek_v3")
 
 
-_YARN: Final = {
+YARN_ROPE: Final = {
     "type": "yarn",
     "factor": 8.0,
     "original_max_position_embeddings": 64,
@@ -108,7 +108,7 @@ _YARN: Final = {
     "mscale": 1.0,
     "mscale_all_dim": 0.8,
 }
-_LLAMA3: Final = {
+LLAMA3_ROPE: Final = {
     "rope_type": "llama3",
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -133,7 +133,7 @@ PRESETS: Final[dict[Architecture, TinyModel]] = {
         num_heads=5,
         num_kv_heads=5,
         context=512,
-        rope_scaling=_YARN,
+        rope_scaling=YARN_ROPE,
         mla=TinyMla(q_rank=None),
         moe=TinyMoe(
             num_groups=4,
@@ -150,7 +150,7 @@ PRESETS: Final[dict[Architecture, TinyModel]] = {
         num_heads=3,
         num_kv_heads=3,
         context=512,
-        rope_scaling=_YARN,
+        rope_scaling=YARN_ROPE,
         mla=TinyMla(),
         moe=TinyMoe(
             num_experts=16,

@@ -22,7 +22,7 @@ _PROJECTION_GAIN = 1.5
 _SCORE_GAIN = 2.0
 _LOGIT_GAIN = 2.0
 # Of sigmoid(router logits); their standard deviation is about 0.3.
-_CORRECTION_STD = 0.2
+_CORRECTION_STD = 0.1
 _BIAS_STD = 0.5
 _SCALE_GROUP = 128
 _E4M3_MAX = 448.0

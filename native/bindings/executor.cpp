@@ -33,18 +33,12 @@ using Item = std::tuple<std::vector<int32_t>, uint32_t, std::vector<BlockId>, bo
 using Logits = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
 using SlabView = nb::ndarray<nb::numpy, uint8_t, nb::ndim<2>>;
 
-constexpr const char* kWeightDtypes[] = {"auto", "f32", "bf16", "fp8", "int8", "int4"};
-
-WeightDtype weight_dtype_of(const std::string& text) {
-  const auto* found = std::find(std::begin(kWeightDtypes), std::end(kWeightDtypes), text);
-  if (found == std::end(kWeightDtypes)) throw nb::value_error("weight_dtype");
-  return static_cast<WeightDtype>(found - std::begin(kWeightDtypes));
-}
-
-DType kv_dtype_of(const std::string& text) {
-  const auto* found = std::find_if(std::begin(kAllDTypes), std::end(kAllDTypes),
-                                   [&](DType dtype) { return name(dtype) == text; });
-  if (found == std::end(kAllDTypes)) throw nb::value_error("kv_dtype");
+// The one of that name; ValueError names the argument at fault.
+template <typename Dtype, size_t kSize>
+Dtype named(const Dtype (&all)[kSize], const std::string& text, const char* argument) {
+  const auto* found = std::find_if(std::begin(all), std::end(all),
+                                   [&](Dtype dtype) { return name(dtype) == text; });
+  if (found == std::end(all)) throw nb::value_error(argument);
   return *found;
 }
 
@@ -99,8 +93,9 @@ void bind_executor(nb::module_& m) {
              bool mla_expanded_prefill, std::string cache_directory) {
             ExecutorConfig config;
             config.model_directory = std::move(model_directory);
-            config.weights = {weight_dtype_of(weight_dtype), std::move(cache_directory)};
-            config.kv_dtype = kv_dtype_of(kv_dtype);
+            config.weights.dtype = named(kAllWeightDtypes, weight_dtype, "weight_dtype");
+            config.weights.cache_directory = std::move(cache_directory);
+            config.kv_dtype = named(kAllDTypes, kv_dtype, "kv_dtype");
             config.mla_expanded_prefill = mla_expanded_prefill;
             config.num_threads = num_threads;
             config.kernels = std::move(kernels);

@@ -124,9 +124,12 @@ def load_model(directory: Path, dtype: str) -> Any:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    # The plainest attention, whose order of operations depends on no backend.
+    # The plainest forms, whose order of operations depends on no backend.
     model = AutoModelForCausalLM.from_pretrained(
-        directory, dtype=getattr(torch, dtype), attn_implementation="eager"
+        directory,
+        dtype=getattr(torch, dtype),
+        attn_implementation="eager",
+        experts_implementation="eager",
     ).eval()
     # Engines are compared with ignore_eos, over a fixed number of tokens.
     model.generation_config.eos_token_id = None
