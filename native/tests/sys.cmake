@@ -3,3 +3,4 @@ crossdock_test(sys_shared_memory_test SOURCES tests/sys/shared_memory_test.cpp L
 crossdock_test(sys_spsc_queue_test SOURCES tests/sys/spsc_queue_test.cpp LINKS crossdock_sys)
 crossdock_test(sys_process_test SOURCES tests/sys/process_test.cpp LINKS crossdock_sys)
 crossdock_test(sys_thread_pool_test SOURCES tests/sys/thread_pool_test.cpp LINKS crossdock_sys)
+crossdock_test(sys_file_cache_test SOURCES tests/sys/file_cache_test.cpp LINKS crossdock_sys)
