@@ -12,3 +12,4 @@ crossdock_test(model_sampler_test SOURCES tests/model/sampler_test.cpp LINKS cro
 if(CROSSDOCK_TESTS)
   target_include_directories(model_sampler_test PRIVATE src/model)
 endif()
+crossdock_test(model_kv_convert_test SOURCES tests/model/kv_convert_test.cpp LINKS crossdock_model)

@@ -3,6 +3,7 @@
 #include <sodium.h>
 
 #include <cassert>
+#include <cstring>
 #include <string_view>
 
 #include "crossdock/sys/wire.h"
@@ -41,6 +42,14 @@ std::string to_hex(const Fingerprint& fingerprint) {
     text += kDigits[byte & 15];
   }
   return text;
+}
+
+// Slots [begin, kBlockTokens) of elements that lie as [row][slot].
+void zero_columns(std::byte* first, size_t num_rows, size_t element_bytes, uint32_t begin) {
+  for (size_t row = 0; row < num_rows; ++row) {
+    std::memset(first + (row * kBlockTokens + begin) * element_bytes, 0,
+                (kBlockTokens - begin) * element_bytes);
+  }
 }
 
 }  // namespace
@@ -128,6 +137,28 @@ std::string KvLayout::to_string() const {
          ", tensor_parallel_rank=" + std::to_string(tensor_parallel_rank) +
          ", tensor_parallel_size=" + std::to_string(tensor_parallel_size) +
          ", fingerprint=" + to_hex(fingerprint()) + "}";
+}
+
+void zero_tail(const KvLayout& layout, uint32_t num_used_slots, std::byte* block) {
+  assert(num_used_slots <= kBlockTokens);
+  const size_t element = size_bytes(layout.dtype);
+  for (uint32_t layer = 0; layer < layout.num_layers; ++layer) {
+    if (layout.kind == KvKind::kMla) {
+      std::memset(block + layout.row_offset(layer, num_used_slots), 0,
+                  (kBlockTokens - num_used_slots) * layout.row_bytes());
+      continue;
+    }
+    for (uint32_t head = 0; head < layout.num_kv_heads; ++head) {
+      std::byte* k = block + layout.k_offset(layer, head);
+      std::byte* v = block + layout.v_offset(layer, head);
+      zero_columns(k, layout.head_dim, element, num_used_slots);
+      std::memset(v + size_t{num_used_slots} * layout.head_dim * element, 0,
+                  size_t{kBlockTokens - num_used_slots} * layout.head_dim * element);
+      if (!layout.is_scaled()) continue;
+      zero_columns(k + layout.scales_offset(), 1, sizeof(float), num_used_slots);
+      zero_columns(v + layout.scales_offset(), 1, sizeof(float), num_used_slots);
+    }
+  }
 }
 
 }  // namespace crossdock

@@ -219,19 +219,15 @@ void convert_v(ElementTypes types, uint32_t head_dim, const std::byte* from, std
   }
 }
 
-void convert_latent_row(ElementTypes types, const LatentForm& form, const std::byte* from,
+void convert_latent_row(const LatentForm& form, ElementType to_type, const std::byte* from,
                         std::byte* to) {
-  LatentForm source = form, target = form;
-  source.type = types.from;
-  target.type = types.to;
   const auto latent = [&](uint32_t begin, uint32_t n, float* values) {
     const uint32_t group = begin / kLatentGroup;
-    const float scale =
-        is_fp8(source.type) ? read_scale(from + source.scales_offset(), group) : 1.0f;
-    reader(source.type, from, scale)(begin, n, values);
+    const float scale = is_fp8(form.type) ? read_scale(from + form.scales_offset(), group) : 1.0f;
+    reader(form.type, from, scale)(begin, n, values);
   };
-  const ElementType rope_type = source.rope_type();
-  encode_latent_row(target, latent, reader(rope_type, from + source.rope_offset(), 1.0f), to);
+  encode_latent_row({to_type, form.latent_dim, form.rope_dim}, latent,
+                    reader(form.rope_type(), from + form.rope_offset(), 1.0f), to);
 }
 
 }  // namespace crossdock::kernels

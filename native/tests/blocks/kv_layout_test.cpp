@@ -37,6 +37,17 @@ std::string hex(const Fingerprint& fingerprint) {
   return text;
 }
 
+// Of the byte at an offset within block_bytes().
+size_t slot_of(const KvLayout& layout, size_t offset) {
+  size_t at = offset % layout.layer_bytes();
+  if (layout.kind == KvKind::kMla) return at / layout.row_bytes();
+  const bool is_key = at % (2 * layout.head_bytes()) < layout.head_bytes();
+  at %= layout.head_bytes();
+  if (at >= layout.scales_offset()) return (at - layout.scales_offset()) / sizeof(float);
+  const size_t element = at / size_bytes(layout.dtype);
+  return is_key ? element % kBlockTokens : element / layout.head_dim;
+}
+
 TEST(KvLayout, SizesAndOffsetsPartitionTheBlock) {
   const KvLayout layout = example();
   EXPECT_EQ(layout.head_bytes(), 32u * 64 * 2);
@@ -97,6 +108,25 @@ TEST(KvLayout, OnlyTheDtypeMayDifferForAConversion) {
   EXPECT_TRUE(example().converts_from(other));
   other.num_layers = 31;
   EXPECT_FALSE(example().converts_from(other));
+}
+
+TEST(KvLayout, AZeroedTailLeavesTheUsedSlotsAlone) {
+  for (const DType dtype : kAllDTypes) {
+    for (KvLayout layout : {example(), latent_example(dtype)}) {
+      layout.dtype = dtype;
+      layout.num_layers = 2;
+      if (!layout.validate().ok()) continue;
+      for (const uint32_t used : {0u, 1u, 31u, 32u}) {
+        std::vector<std::byte> block(layout.stride_bytes(), std::byte{0x5a});
+        zero_tail(layout, used, block.data());
+        for (size_t at = 0; at < block.size(); ++at) {
+          const bool zeroed = at < layout.block_bytes() && slot_of(layout, at) >= used;
+          ASSERT_EQ(block[at], zeroed ? std::byte{} : std::byte{0x5a})
+              << layout.to_string() << " used " << used << " at " << at;
+        }
+      }
+    }
+  }
 }
 
 // Computed with Python's hashlib over the documented encoding.

@@ -96,4 +96,7 @@ struct KvLayout {
 
 inline constexpr uint32_t kKvLayoutVersion = 2;
 
+// Zeroes slots [num_used_slots, kBlockTokens) of a block in every layer, their scales among them.
+void zero_tail(const KvLayout& layout, uint32_t num_used_slots, std::byte* block);
+
 }  // namespace crossdock

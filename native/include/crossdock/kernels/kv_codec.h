@@ -35,7 +35,7 @@ struct ElementTypes {
 };
 void convert_k(ElementTypes types, uint32_t head_dim, const std::byte* from, std::byte* to);
 void convert_v(ElementTypes types, uint32_t head_dim, const std::byte* from, std::byte* to);
-void convert_latent_row(ElementTypes types, const LatentForm& form, const std::byte* from,
+void convert_latent_row(const LatentForm& form, ElementType to_type, const std::byte* from,
                         std::byte* to);
 
 }  // namespace crossdock::kernels
