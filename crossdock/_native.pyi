@@ -396,3 +396,5 @@ class Executor:
         """Items are tokens, position of the first, block table, whether the last token's logits
         are wanted: these are the rows. A block table covers every position up to the last."""
     def zero_tail(self, block_id: int, num_used_slots: int) -> None: ...
+    def convert_block(self, source: Executor, from_block_id: int, to_block_id: int) -> None:
+        """A block of the source's slab, in this one's KV dtype. The models must be equal."""

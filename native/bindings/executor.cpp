@@ -13,6 +13,7 @@
 #include <tuple>
 
 #include "bind.h"
+#include "crossdock/model/kv_convert.h"
 #include "crossdock/sys/mapped_file.h"
 #include "status_error.h"
 
@@ -26,6 +27,10 @@ struct SlabExecutor {
   std::unique_ptr<Executor> executor;
   PageBuffer slab;
   uint32_t num_blocks = 0;
+
+  std::byte* block(BlockId id) const {
+    return slab.data() + id * executor->layout().stride_bytes();
+  }
 };
 
 // tokens, first_position, block_table, wants_logits
@@ -124,7 +129,14 @@ void bind_executor(nb::module_& m) {
           [](SlabExecutor& self, BlockId block_id, uint32_t num_used_slots) {
             self.executor->zero_tail(block_id, num_used_slots);
           },
-          "block_id"_a, "num_used_slots"_a);
+          "block_id"_a, "num_used_slots"_a)
+      .def(
+          "convert_block",
+          [](SlabExecutor& self, const SlabExecutor& source, BlockId from, BlockId to) {
+            convert_block(source.executor->layout(), self.executor->layout(), source.block(from),
+                          self.block(to));
+          },
+          "source"_a, "from_block_id"_a, "to_block_id"_a);
 }
 
 }  // namespace crossdock
