@@ -167,6 +167,31 @@ TEST_F(StepTimeFitTest, FollowsASuddenChangeOfSpeed) {
   }
 }
 
+TEST_F(StepTimeFitTest, AHiccupIsNotTakenForTheNewSpeed) {
+  prompt(16, 0, 4096);
+  machine_.slowness = 2;
+  const StepLoad load = StepLoad{.num_decodes = 16}.with_chunk(1024, 64);
+  for (const double hiccup : {1.0, 10.0, 1.0}) {
+    fit_.observe(load, static_cast<uint64_t>(hiccup * machine_.exact(load)));
+  }
+  EXPECT_NEAR(fit_.predict(load) / machine_.exact(load), 1.0, 0.15);
+}
+
+TEST_F(StepTimeFitTest, LearnsACostThatChangesAlone) {
+  machine_.noise = 0.03;
+  const auto expect_near = [&](const StepLoad& load) {
+    EXPECT_NEAR(fit_.predict(load) / machine_.exact(load), 1.0, 0.1) << load.num_decodes;
+  };
+  prompt(16, 0, 4096);
+  for (int i = 0; i < 400; ++i) {  // the decodes' contexts grow, to four times the cost
+    machine_.decode *= 1.0035;
+    decode(16, 3);
+    prompt(16, 0, 64);
+  }
+  expect_near({.num_decodes = 16});
+  expect_near(StepLoad{.num_decodes = 16}.with_chunk(0, 64));
+}
+
 TEST_F(StepTimeFitTest, WhatIsNotSeenFollowsWhatIs) {
   machine_.noise = 0.03;
   prompt(16, 0, 4096);
