@@ -1,180 +1,140 @@
-// Products with AVX2 and FMA. Bit-identical to product_scalar.cpp: the same chains, eight of them a
-// register.
+// Products with AVX2, FMA and F16C. Bit-identical to product_scalar.cpp: the same chains, eight of
+// them a register, two registers a panel.
 #include "avx2_lanes.h"
+#include "panel_layout.h"
+#include "product_chains.h"
 #include "variants.h"
 
 namespace crossdock::kernels {
 namespace {
 
-// The results of up to four neighbouring panels: [row][panel][16].
-constexpr size_t kTilePanels = 4;
-constexpr size_t kTileStride = kTilePanels * kPanelOutputs;
-using Tile = float[3 * kTileStride];
+struct Avx2 {
+  using Floats = Pair;
+  struct Ints {
+    __m256i first;
+    __m256i second;
+  };
 
-// Panels of R rows: P at a time, into tile columns.
-template <int R, int P, typename W>
-__attribute__((noinline)) void panels(const Product& job, const W* weights, float* tile) {
-  __m256 acc[R][2 * P];
-  clear(acc);
-  const size_t panel_size = size_t{job.depth} * kPanelOutputs;
-  const Columns<W> b{weights, kPanelOutputs, panel_size, static_cast<ptrdiff_t>(P * panel_size)};
-  // One row streams the weights from memory: the panels after these are fetched meanwhile.
-  accumulate<R == 1 ? Fetch::kAhead : Fetch::kNothing>(acc, job.x, job.x_stride, b, job.depth);
-  store<W>(acc, tile, kTileStride);
-}
+  // 12 accumulators of the 16 registers.
+  static constexpr int kRows = 6;
+  // The product, before it is added, takes a register, as do the broadcast pair and the weights.
+  static constexpr int kIntegerRows = 4;
+  static constexpr int panels_together(int rows) { return rows == 1 ? 4 : rows <= 3 ? 2 : 1; }
+  static constexpr int integer_panels_together(int rows) { return rows == 1 ? 2 : 1; }
 
-// A stretch of one panel's depth, for R rows: their chains go on in `sums`.
-struct Stretch {
-  const float* x;
-  size_t x_stride;
-  uint32_t depth;
-  bool first;  // the chains start here
-  float* sums;
+  static CROSSDOCK_INLINE Floats zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+  static CROSSDOCK_INLINE Floats load(const float* from) { return load_pair(from); }
+  static CROSSDOCK_INLINE void store(float* to, Floats value) {
+    _mm256_storeu_ps(to, value.first);
+    _mm256_storeu_ps(to + kWidth, value.second);
+  }
+  static CROSSDOCK_INLINE Floats broadcast(const float* value) {
+    const __m256 all = _mm256_broadcast_ss(value);
+    return {all, all};
+  }
+  static CROSSDOCK_INLINE Floats fma(Floats a, Floats b, Floats c) {
+    return {_mm256_fmadd_ps(a.first, b.first, c.first),
+            _mm256_fmadd_ps(a.second, b.second, c.second)};
+  }
+  static CROSSDOCK_INLINE Floats add(Floats a, Floats b) {
+    return {_mm256_add_ps(a.first, b.first), _mm256_add_ps(a.second, b.second)};
+  }
+  static CROSSDOCK_INLINE Floats multiply(Floats a, Floats b) {
+    return {_mm256_mul_ps(a.first, b.first), _mm256_mul_ps(a.second, b.second)};
+  }
+  static CROSSDOCK_INLINE Floats silu(Floats x) { return {silu_ps(x.first), silu_ps(x.second)}; }
+  static CROSSDOCK_INLINE Floats load_f16(const uint16_t* from) {
+    return widen_f16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  }
+  static CROSSDOCK_INLINE Floats widen_f16(__m256i values) {
+    return {_mm256_cvtph_ps(_mm256_castsi256_si128(values)),
+            _mm256_cvtph_ps(_mm256_extracti128_si256(values, 1))};
+  }
+
+  struct F32 {
+    using Type = float;
+    static CROSSDOCK_INLINE Floats widen(const float* from) { return load_pair(from); }
+    static CROSSDOCK_INLINE Floats load_sums(const float* from) { return load_pair(from); }
+    static CROSSDOCK_INLINE void store_sums(float* to, Floats sums) { store(to, sums); }
+  };
+  // Even and odd outputs apart, as load_pair has them; in order only in memory.
+  struct Bf16 {
+    using Type = uint16_t;
+    static CROSSDOCK_INLINE Floats widen(const uint16_t* from) { return load_pair(from); }
+    static CROSSDOCK_INLINE Floats load_sums(const float* from) {
+      return as_loaded(load_pair(from), static_cast<const uint16_t*>(nullptr));
+    }
+    static CROSSDOCK_INLINE void store_sums(float* to, Floats sums) {
+      store(to, in_order(sums, static_cast<const uint16_t*>(nullptr)));
+    }
+  };
+  // An e4m3's bits, moved up in an f16, are value / 256: the sign goes to bit 15, the copy of it
+  // that the widening left in bit 14 goes away.
+  struct Fp8 {
+    using Type = uint8_t;
+    static CROSSDOCK_INLINE Floats widen(const uint8_t* from) {
+      const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+      const __m256i moved = _mm256_slli_epi16(_mm256_cvtepi8_epi16(codes), 7);
+      return widen_f16(_mm256_and_si256(moved, _mm256_set1_epi16(static_cast<short>(0xbfff))));
+    }
+  };
+
+  static CROSSDOCK_INLINE Ints zero_ints() {
+    return {_mm256_setzero_si256(), _mm256_setzero_si256()};
+  }
+  static CROSSDOCK_INLINE Floats to_floats(Ints sums) {
+    return {_mm256_cvtepi32_ps(sums.first), _mm256_cvtepi32_ps(sums.second)};
+  }
+  // In assembly, because compilers order the products of a group output by output, and then keep
+  // all its broadcast pairs, on the stack.
+  static CROSSDOCK_INLINE void add_products(Ints& sums, Ints pairs, const int16_t* pair) {
+    struct Pair16 {
+      int16_t values[2];
+    };
+    __m256i product, second_product;
+    asm volatile(
+        "vpbroadcastd %4, %1\n\t"
+        "vpmaddwd %1, %5, %0\n\t"
+        "vpmaddwd %1, %6, %1\n\t"
+        "vpaddd %0, %2, %2\n\t"
+        "vpaddd %1, %3, %3"
+        : "=&x"(product), "=&x"(second_product), "+x"(sums.first), "+x"(sums.second)
+        : "m"(*reinterpret_cast<const Pair16*>(pair)), "x"(pairs.first), "x"(pairs.second));
+  }
+  static CROSSDOCK_INLINE __m256i load_half(const std::byte* from) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  }
+
+  struct Int8 {
+    static constexpr size_t kGroupBytes = kInt8Group.bytes;
+    static constexpr size_t kIntegers = kInt8Group.integers;
+    static constexpr bool kHasMinimum = false;
+    static CROSSDOCK_INLINE Ints widen(const std::byte* from, int part) {
+      return {widen_half(from, part), widen_half(from + 32, part)};
+    }
+    static CROSSDOCK_INLINE __m256i widen_half(const std::byte* from, int part) {
+      const __m256i bytes = load_half(from);
+      return _mm256_srai_epi16(part == 0 ? _mm256_slli_epi16(bytes, 8) : bytes, 8);
+    }
+  };
+  struct Int4 {
+    static constexpr size_t kGroupBytes = kInt4Group.bytes;
+    static constexpr size_t kIntegers = kInt4Group.integers;
+    static constexpr bool kHasMinimum = true;
+    static CROSSDOCK_INLINE Ints widen(const std::byte* from, int part) {
+      return {widen_half(from, part), widen_half(from + 32, part)};
+    }
+    static CROSSDOCK_INLINE __m256i widen_half(const std::byte* from, int part) {
+      const __m256i nibbles = _mm256_srli_epi16(load_half(from), 4 * part);
+      return part == 3 ? nibbles : _mm256_and_si256(nibbles, _mm256_set1_epi16(15));
+    }
+  };
 };
-
-template <int R, Fetch F, typename W>
-__attribute__((noinline)) void extend(const Stretch& stretch, const W* weights, ptrdiff_t ahead) {
-  __m256 acc[R][2];
-  if (stretch.first) {
-    clear(acc);
-  } else {
-    fetch<W>(acc, stretch.sums, kTileStride);
-  }
-  accumulate<F>(acc, stretch.x, stretch.x_stride, Columns<W>{weights, kPanelOutputs, 0, ahead},
-                stretch.depth);
-  store<W>(acc, stretch.sums, kTileStride);
-}
-
-template <typename W>
-using ExtendFunction = void (*)(const Stretch&, const W*, ptrdiff_t ahead);
-
-template <Fetch F, typename W>
-constexpr ExtendFunction<W> kExtend[kRows] = {extend<1, F, W>, extend<2, F, W>, extend<3, F, W>,
-                                              extend<4, F, W>, extend<5, F, W>, extend<6, F, W>};
-
-// One row of one unit: 16 outputs from the tile into y.
-CROSSDOCK_INLINE void emit(const Product& job, uint32_t row, uint32_t unit, const float* tile) {
-  __m256 low = _mm256_loadu_ps(tile), high = _mm256_loadu_ps(tile + kWidth);
-  if (job.epilogue == Epilogue::kSwiGlu) {
-    low = _mm256_mul_ps(silu_ps(low), _mm256_loadu_ps(tile + kPanelOutputs));
-    high = _mm256_mul_ps(silu_ps(high), _mm256_loadu_ps(tile + kPanelOutputs + kWidth));
-  }
-  const uint32_t first = unit * kPanelOutputs;
-  const bool adds = job.epilogue == Epilogue::kAdd;
-  float* y = job.y + row * job.y_stride + first;
-  if (first + kPanelOutputs <= job.num_outputs) {
-    if (adds) {
-      low = _mm256_add_ps(_mm256_loadu_ps(y), low);
-      high = _mm256_add_ps(_mm256_loadu_ps(y + kWidth), high);
-    }
-    _mm256_storeu_ps(y, low);
-    _mm256_storeu_ps(y + kWidth, high);
-    return;
-  }
-  float rest[kPanelOutputs];
-  _mm256_storeu_ps(rest, low);
-  _mm256_storeu_ps(rest + kWidth, high);
-  for (uint32_t i = 0; first + i < job.num_outputs; ++i) y[i] = adds ? y[i] + rest[i] : rest[i];
-}
-
-// `num_panels` (at most four) from `unit` on are in the tile for `num_rows` rows from `row` on.
-void emit_tile(const Product& job, uint32_t row, uint32_t num_rows, uint32_t unit,
-               uint32_t num_panels, const float* tile) {
-  const uint32_t step = job.epilogue == Epilogue::kSwiGlu ? 2 : 1;
-  for (uint32_t r = 0; r < num_rows; ++r) {
-    for (uint32_t p = 0; p < num_panels; p += step) {
-      emit(job, row + r, unit + p / step, tile + r * kTileStride + p * kPanelOutputs);
-    }
-  }
-}
-
-// Few rows: weights stream from memory once, widened in registers.
-template <int R, int P, typename W>
-uint32_t narrow_pieces(const Product& job, uint32_t panel, uint32_t end) {
-  const uint32_t step = job.epilogue == Epilogue::kSwiGlu ? 2 : 1;
-  const size_t panel_size = size_t{job.depth} * kPanelOutputs;
-  Tile tile;
-  for (; panel + P <= end; panel += P) {
-    panels<R, P, W>(job, reinterpret_cast<const W*>(job.panels) + panel * panel_size, tile);
-    emit_tile(job, 0, R, panel / step, P, tile);
-  }
-  return panel;
-}
-
-// As many panels at once as hide the latency of an fma; what is left over singly or in pairs.
-template <int R, typename W>
-void product_narrow(const Product& job, uint32_t unit_begin, uint32_t unit_end) {
-  constexpr int kTogether = R == 1 ? 4 : 2;
-  const uint32_t step = job.epilogue == Epilogue::kSwiGlu ? 2 : 1;
-  const uint32_t end = unit_end * step;
-  uint32_t panel = narrow_pieces<R, kTogether, W>(job, unit_begin * step, end);
-  if (kTogether > 2) panel = narrow_pieces<R, 2, W>(job, panel, end);
-  if (panel < end) narrow_pieces<R, 1, W>(job, panel, end);
-}
-
-// Many rows. A stretch of a panel stays in the first level while the rows of a tile pass by, and
-// the tile's rows stay in the second while the units pass by. Widening in registers costs nothing
-// that binds (measured: 0.92 of the peak; 0.83 through a buffer of widened weights).
-constexpr uint32_t kDepthTile = 256;  // 8 KiB of a panel in bf16
-
-// Rows of x times one panel, into sums. The first rows fetch the next panel
-// while they use this one.
-template <typename W>
-void sum_panel(const Product& job, const float* x, uint32_t num_rows, const W* panel, float* sums) {
-  const auto ahead = static_cast<ptrdiff_t>(job.depth) * kPanelOutputs;
-  for (uint32_t k = 0; k < job.depth; k += kDepthTile) {
-    const uint32_t depth = job.depth - k < kDepthTile ? job.depth - k : kDepthTile;
-    const W* w = panel + size_t{k} * kPanelOutputs;
-    for (uint32_t row = 0; row < num_rows; row += kRows) {
-      const uint32_t rows = num_rows - row < kRows ? num_rows - row : kRows;
-      const Stretch stretch{x + row * job.x_stride + k, job.x_stride, depth, k == 0,
-                            sums + row * kTileStride};
-      if (row == 0) {
-        kExtend<Fetch::kAhead, W>[rows - 1](stretch, w, ahead);
-      } else {
-        kExtend<Fetch::kNothing, W>[rows - 1](stretch, w, 0);
-      }
-    }
-  }
-}
-
-template <typename W>
-void product_wide(const Product& job, uint32_t unit_begin, uint32_t unit_end, float* sums) {
-  const uint32_t step = job.epilogue == Epilogue::kSwiGlu ? 2 : 1;
-  const size_t panel_size = size_t{job.depth} * kPanelOutputs;
-  for (uint32_t row = 0; row < job.num_rows; row += job.tile_rows) {
-    const uint32_t left = job.num_rows - row;
-    const uint32_t rows = left < job.tile_rows ? left : job.tile_rows;
-    const float* x = job.x + row * job.x_stride;
-    for (uint32_t unit = unit_begin; unit < unit_end; ++unit) {
-      const W* panel = reinterpret_cast<const W*>(job.panels) + unit * step * panel_size;
-      for (uint32_t p = 0; p < step; ++p) {
-        sum_panel(job, x, rows, panel + p * panel_size, sums + p * kPanelOutputs);
-      }
-      emit_tile(job, row, rows, unit, step, sums);
-    }
-  }
-}
-
-template <typename W>
-void product_of(const Product& job, uint32_t unit_begin, uint32_t unit_end, float* scratch) {
-  switch (job.num_rows) {
-    case 0: return;
-    case 1: return product_narrow<1, W>(job, unit_begin, unit_end);
-    case 2: return product_narrow<2, W>(job, unit_begin, unit_end);
-    case 3: return product_narrow<3, W>(job, unit_begin, unit_end);
-    default: return product_wide<W>(job, unit_begin, unit_end, scratch);
-  }
-}
 
 }  // namespace
 
 void product_avx2(const Product& job, uint32_t unit_begin, uint32_t unit_end, float* scratch) {
-  switch (job.format) {
-    case WeightFormat::kF32: return product_of<float>(job, unit_begin, unit_end, scratch);
-    case WeightFormat::kBf16: return product_of<uint16_t>(job, unit_begin, unit_end, scratch);
-    default: return product_scalar(job, unit_begin, unit_end, scratch);
-  }
+  product_with<Avx2>(job, unit_begin, unit_end, scratch);
 }
 
 }  // namespace crossdock::kernels
