@@ -2,9 +2,9 @@
 //
 // Weights that come out of a 4-bit checkpoint are at most sixteen values d * n + m, each rounded to
 // f32 once. Whoever quantised them chose d and m, and not always such that n = 0 and n = 15 occur,
-// or that d is positive. So: for every number of steps that may lie between the smallest and the
-// largest weight, when all weights lie on such steps, try each place of the smallest within the
-// sixteen, and keep the first lattice that gives every weight back.
+// or that d is positive. So, unless they do and it is: for every number of steps that may lie
+// between the smallest and the largest weight, when all weights lie on such steps, try each place
+// of the smallest within the sixteen, and keep the first lattice that gives every weight back.
 #include "lattice.h"
 
 #include <algorithm>
@@ -22,8 +22,13 @@ constexpr float kF16Max = 65504.0f;
 // rounding to f32 moves it less wherever the minimum is under a thousand steps.
 constexpr float kTolerance = 0.01f;
 
-uint16_t saturated_f16(float value) {
-  return round_f16(std::fmax(std::fmin(value, kF16Max), -kF16Max));
+float nearest_f16(float value) {
+  return widen_f16(round_f16(std::fmax(std::fmin(value, kF16Max), -kF16Max)));
+}
+
+bool lie_on(const Lattice& lattice, const float* weights, uint32_t count) {
+  return std::all_of(weights, weights + count,
+                     [&](float weight) { return lattice.value(lattice.nibble(weight)) == weight; });
 }
 
 // The different values among a group's weights, ascending.
@@ -50,7 +55,8 @@ struct DistinctValues {
   bool lie_on_steps(float step) const {
     return std::all_of(values, values + count, [&](float value) {
       const float steps = (value - smallest()) / step;
-      return std::fabs(steps - std::nearbyint(steps)) < kTolerance;
+      const float nearest = (steps + kRoundingMagic) - kRoundingMagic;
+      return std::fabs(steps - nearest) < kTolerance;
     });
   }
   bool lie_on(const Lattice& lattice) const {
@@ -61,8 +67,8 @@ struct DistinctValues {
 
 // A value alone: what f16 rounds off becomes the scale.
 Lattice lattice_of_one(float value) {
-  const uint16_t minimum = saturated_f16(value);
-  return {saturated_f16(value - widen_f16(minimum)), minimum};
+  const float minimum = nearest_f16(value);
+  return {nearest_f16(value - minimum), minimum};
 }
 
 bool find_lattice(const DistinctValues& distinct, Lattice* found) {
@@ -70,14 +76,13 @@ bool find_lattice(const DistinctValues& distinct, Lattice* found) {
   for (uint32_t steps = kSteps; steps >= 1; --steps) {
     const float step = range / static_cast<float>(steps);
     if (!distinct.lie_on_steps(step)) continue;
-    const uint16_t scale = saturated_f16(step);
+    const float scale = nearest_f16(step);
     for (uint32_t below = 0; below <= kSteps - steps; ++below) {
-      const float first = static_cast<float>(below) * widen_f16(scale);
-      const Lattice ascending{scale, saturated_f16(distinct.smallest() - first)};
-      const Lattice descending{static_cast<uint16_t>(scale | 0x8000u),
-                               saturated_f16(distinct.largest() + first)};
+      const float first = static_cast<float>(below) * scale;
+      const Lattice ascending{scale, nearest_f16(distinct.smallest() - first)};
+      const Lattice descending{-scale, nearest_f16(distinct.largest() + first)};
       for (const Lattice& lattice : {ascending, descending}) {
-        if (!distinct.lie_on(lattice)) continue;
+        if (!lie_on(lattice, distinct.values, distinct.count)) continue;
         *found = lattice;
         return true;
       }
@@ -88,22 +93,14 @@ bool find_lattice(const DistinctValues& distinct, Lattice* found) {
 
 }  // namespace
 
-float Lattice::value(uint32_t n) const {
-  return widen_f16(scale) * static_cast<float>(n) + widen_f16(minimum);
-}
-
-uint32_t Lattice::nibble(float weight) const {
-  const float n = std::nearbyint((weight - widen_f16(minimum)) / widen_f16(scale));
-  return n > 0.0f ? static_cast<uint32_t>(std::fmin(n, float{kSteps})) : 0;
-}
-
 Lattice lattice_of(const float* weights) {
   const auto [smallest, largest] = std::minmax_element(weights, weights + kGroup);
   if (*smallest == *largest) return lattice_of_one(*smallest);
-  Lattice lattice;
+  const Lattice whole{nearest_f16((*largest - *smallest) / float{kSteps}), nearest_f16(*smallest)};
+  if (lie_on(whole, weights, kGroup)) return whole;
   const DistinctValues distinct(weights);
-  if (!distinct.too_many && find_lattice(distinct, &lattice)) return lattice;
-  return {saturated_f16((*largest - *smallest) / float{kSteps}), saturated_f16(*smallest)};
+  Lattice found;
+  return !distinct.too_many && find_lattice(distinct, &found) ? found : whole;
 }
 
 }  // namespace crossdock::kernels

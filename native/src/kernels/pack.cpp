@@ -1,5 +1,6 @@
 // Weights into panels, and one output back out of them.
 #include <algorithm>
+#include <bit>
 #include <cassert>
 #include <cmath>
 #include <cstring>
@@ -94,9 +95,11 @@ void pack_int8(const Source& source, std::byte* panel) {
       reinterpret_cast<uint16_t*>(panel)[output] = bits;
       const float scale = widen_f16(bits);
       for (uint32_t k = 0; k < kGroup; ++k) {
-        const float q = scale > 0.0f ? std::nearbyint(values[k] / scale) : 0.0f;
+        const float q = scale > 0.0f ? values[k] / scale : 0.0f;
+        const float clamped = q > -127.0f ? (q < 127.0f ? q : 127.0f) : -127.0f;
+        // The sum rounds to an integer, which its low bits hold in two's complement.
         panel[int8_byte(k, output)] =
-            static_cast<std::byte>(static_cast<int8_t>(std::fmin(std::fmax(q, -127.0f), 127.0f)));
+            static_cast<std::byte>(std::bit_cast<uint32_t>(clamped + kRoundingMagic));
       }
     }
   }
@@ -109,9 +112,9 @@ void pack_int4(const Source& source, std::byte* panel) {
     for (uint32_t output = 0; output < kPanelOutputs; ++output) {
       source.group(output, g * kGroup, values);
       const Lattice lattice =
-          std::isnan(magnitude_max(values, kGroup)) ? Lattice{kNan16, kNan16} : lattice_of(values);
-      reinterpret_cast<uint16_t*>(panel)[output] = lattice.scale;
-      reinterpret_cast<uint16_t*>(panel)[kPanelOutputs + output] = lattice.minimum;
+          std::isnan(magnitude_max(values, kGroup)) ? Lattice{kNan, kNan} : lattice_of(values);
+      reinterpret_cast<uint16_t*>(panel)[output] = round_f16(lattice.scale);
+      reinterpret_cast<uint16_t*>(panel)[kPanelOutputs + output] = round_f16(lattice.minimum);
       for (uint32_t k = 0; k < kGroup; ++k) {
         const uint32_t nibble = lattice.nibble(values[k]);
         panel[int4_byte(k, output)] |= static_cast<std::byte>(nibble << int4_shift(k));
