@@ -1,66 +1,52 @@
-// The Llama family on the CPU.
+// A decoder on the CPU, put together from parts.
 //
-// A step: embed the rows; then per layer norm, the q/k/v product, RoPE, K and V into the slab,
-// attention, the output product onto the residual, norm, gate and up with SwiGLU, the down product
-// onto the residual; at last norm and head of the rows that want logits. Each arrow is one
-// fork-join over units whose results do not depend on who computes them.
+// A step: embed the rows; then per layer norm, attention onto the residual (attention_part.h),
+// norm, MLP onto the residual (mlp_part.h); at last norm and head of the rows that want logits.
+// The last layer caches K and V of every row, and does the rest for the rows that want logits
+// alone. Each part is a few fork-joins over units whose results do not depend on who computes them.
 #include <algorithm>
 #include <cassert>
-#include <cmath>
 #include <cstring>
 #include <utility>
 
-#include "batch_plan.h"
-#include "crossdock/kernels/attention.h"
+#include "attention_part.h"
 #include "crossdock/kernels/elementwise.h"
 #include "crossdock/kernels/kernels.h"
-#include "crossdock/kernels/kv_codec.h"
 #include "crossdock/model/executor.h"
 #include "crossdock/sys/thread_pool.h"
-#include "llama_weights.h"
+#include "decoder_weights.h"
+#include "mlp_part.h"
 
 namespace crossdock {
 namespace {
-
-using kernels::ElementType;
-using kernels::Epilogue;
-using kernels::Product;
-
-ElementType element_type(DType dtype) {
-  return dtype == DType::kF32 ? ElementType::kF32 : ElementType::kBf16;
-}
 
 KvLayout make_layout(const ModelConfig& model, const Fingerprint& fingerprint, DType kv_dtype) {
   KvLayout layout;
   layout.model = fingerprint;
   layout.num_layers = model.num_layers;
   layout.num_kv_heads = model.num_kv_heads;
-  layout.head_dim = model.head_dim;
   layout.dtype = kv_dtype;
+  if (model.attention == ModelConfig::Attention::kMla) {
+    layout.kind = KvKind::kMla;
+    layout.head_dim = model.mla.latent_rank;
+    layout.rope_dim = model.mla.rope_dim;
+  } else {
+    layout.head_dim = model.head_dim;
+  }
   return layout;
 }
 
-// Memory of a step, kept between steps: it grows to the largest batch seen and no further.
-struct Activations {
-  std::vector<float> residual;   // [row][hidden]
-  std::vector<float> normed;     // [row][hidden]
-  std::vector<float> qkv;        // [row][q | k | v]
-  std::vector<float> attention;  // [row][q]
-  std::vector<float> inner;      // [row][intermediate]
-  std::vector<float> cosines;    // [row][head_dim / 2]
-  std::vector<float> sines;
-  std::vector<float> partials;  // states of split rows: [partial][kv head]
-  std::vector<float> logits;    // [logit row][vocab]
-};
-
-void grow(std::vector<float>& memory, size_t size) {
-  if (memory.size() < size) memory.resize(size);
+uint32_t depth_max(const ModelConfig& model) {
+  const MlaConfig& mla = model.mla;
+  return std::max({model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim,
+                   model.num_heads * mla.value_dim, mla.q_rank, mla.latent_rank, mla.nope_dim,
+                   model.moe.intermediate_size, model.moe.shared_intermediate_size});
 }
 
 class CpuExecutor final : public Executor {
  public:
-  CpuExecutor(ModelConfig model, LlamaWeights weights, const kernels::Kernels& kernels,
-              const ExecutorConfig& config, std::unique_ptr<ThreadPool> pool);
+  CpuExecutor(ModelConfig model, DecoderWeights weights, const kernels::Kernels& kernels,
+              DType kv_dtype, std::unique_ptr<ThreadPool> pool);
 
   const ModelConfig& model() const override { return model_; }
   const KvLayout& layout() const override { return layout_; }
@@ -71,78 +57,60 @@ class CpuExecutor final : public Executor {
   void zero_tail(BlockId block, uint32_t num_used_slots) override;
 
  private:
-  void reserve();
+  static Rows rows(std::vector<float>& memory, uint32_t count, uint32_t width);
   void embed();
-  void norm(const std::vector<float>& weight);
-  void multiply(const PackedMatrix& matrix, const float* x, uint32_t num_rows, Epilogue epilogue,
-                std::vector<float>& y);
-  void rotate_and_store(uint32_t layer);
-  void attend(uint32_t layer);
-  void run_task(const AttentionTask& task, const kernels::KvHead& kv, uint32_t kv_head,
-                uint32_t thread);
-  void merge_splits();
+  Rows norm(const Rows& x, const std::vector<float>& weight, std::vector<float>& memory);
+  Rows gather(const Rows& x, std::vector<float>& memory);
+  void run_layer(uint32_t layer);
   std::span<const float> compute_logits();
-  template <typename Body>
-  void for_rows(size_t num_rows, const Body& body);
-
-  uint32_t num_rows() const { return static_cast<uint32_t>(plan_.rows.size()); }
-  float* partial_state(uint32_t partial, uint32_t kv_head) {
-    return activations_.partials.data() +
-           (size_t{partial} * model_.num_kv_heads + kv_head) *
-               kernels::attention_state_floats(group_heads_, model_.head_dim);
-  }
 
   const ModelConfig model_;
-  const LlamaWeights weights_;
-  const kernels::Kernels& kernels_;
+  const DecoderWeights weights_;
   const KvLayout layout_;
-  const ElementType kv_type_;
-  const uint32_t group_heads_;
-  const uint32_t q_size_;
-  const uint32_t kv_size_;
-  const uint32_t qkv_size_;
   std::unique_ptr<ThreadPool> pool_;
-  std::vector<float> inverse_frequency_;
-  std::vector<std::vector<float>> thread_scratch_;
+  const HeadGroups groups_;
+  const Rope rope_;
+  Products products_;
+  const PartTools tools_;
+  std::unique_ptr<AttentionPart> attention_;
+  DenseMlp dense_;
+  MoeMlp moe_;
   std::byte* slab_ = nullptr;
   uint32_t num_blocks_ = 0;
   BatchPlan plan_;
-  Activations activations_;
+  Rows residual_;  // [row][hidden]; past the last layer's attention only rows that want logits
+  std::vector<float> residual_memory_;
+  std::vector<float> last_residual_memory_;
+  std::vector<float> normed_memory_;
+  std::vector<float> last_normed_memory_;
+  std::vector<float> cosines_;  // [row][half of the rotated part]
+  std::vector<float> sines_;
+  std::vector<float> logits_;  // [logit row][vocab]
 };
 
-CpuExecutor::CpuExecutor(ModelConfig model, LlamaWeights weights, const kernels::Kernels& kernels,
-                         const ExecutorConfig& config, std::unique_ptr<ThreadPool> pool)
+CpuExecutor::CpuExecutor(ModelConfig model, DecoderWeights weights, const kernels::Kernels& kernels,
+                         DType kv_dtype, std::unique_ptr<ThreadPool> pool)
     : model_(std::move(model)),
       weights_(std::move(weights)),
-      kernels_(kernels),
-      layout_(make_layout(model_, weights_.fingerprint, config.kv_dtype)),
-      kv_type_(element_type(config.kv_dtype)),
-      group_heads_(model_.num_heads / model_.num_kv_heads),
-      q_size_(model_.num_heads * model_.head_dim),
-      kv_size_(model_.num_kv_heads * model_.head_dim),
-      qkv_size_(q_size_ + 2 * kv_size_),
-      pool_(std::move(pool)) {
-  for (uint32_t i = 0; i < model_.head_dim / 2; ++i) {
-    const double exponent = 2.0 * i / model_.head_dim;
-    inverse_frequency_.push_back(
-        static_cast<float>(1.0 / std::pow(double{model_.rope.theta}, exponent)));
-  }
-  const uint32_t rows = std::max(group_heads_, kernels::kTileRows);
-  const size_t attention = kernels::attention_state_floats(rows, model_.head_dim) +
-                           kernels::attention_scratch_floats(rows, model_.head_dim, model_.head_dim);
-  const uint32_t depths[] = {model_.hidden_size, model_.intermediate_size, q_size_};
-  size_t size = attention;
-  for (const uint32_t depth : depths) {
-    size = std::max(size, kernels::product_scratch_floats(depth));
-  }
-  thread_scratch_.assign(pool_->num_threads(), std::vector<float>(size));
-}
+      layout_(make_layout(model_, weights_.fingerprint, kv_dtype)),
+      pool_(std::move(pool)),
+      groups_(head_groups(model_, pool_->num_threads())),
+      rope_(model_.rope),
+      products_(kernels, *pool_, depth_max(model_)),
+      tools_{model_, kernels, *pool_, products_},
+      attention_(layout_.kind == KvKind::kMla
+                     ? make_mla_attention(tools_, layout_, groups_, rope_)
+                     : make_gqa_attention(tools_, layout_, groups_, rope_)),
+      dense_(tools_),
+      moe_(tools_) {}
 
 std::string CpuExecutor::numerics_id() const {
-  const char* weights = weights_.format == kernels::WeightFormat::kF32 ? "f32" : "bf16";
-  const char* kv = kv_type_ == ElementType::kF32 ? "f32" : "bf16";
+  const bool integer = weights_.dtype == "int8" || weights_.dtype == "int4";
+  const bool mla = layout_.kind == KvKind::kMla;
   // Every variant of the kernels gives these bits, so their name is no part of it.
-  return std::string("cpu-fma-v1;w=") + weights + ";a=f32;kv=" + kv + ";attn=gqa-run512-v1";
+  return "cpu-fma-v2;w=" + weights_.dtype + ";a=" + (integer ? "int16" : "f32") +
+         ";kv=" + name(layout_.dtype) + ";attn=" + (mla ? "mla-absorbed" : "gqa") + "-run512-v1" +
+         (model_.moe.num_experts > 0 ? ";moe=by-id-v1" : "");
 }
 
 void CpuExecutor::bind_slab(std::byte* slab, uint32_t num_blocks) {
@@ -153,215 +121,88 @@ void CpuExecutor::bind_slab(std::byte* slab, uint32_t num_blocks) {
 std::span<const float> CpuExecutor::run(std::span<const BatchItem> batch,
                                         const LayerCallback& on_layer) {
   assert(slab_ != nullptr);
-  plan_.build(batch, model_, num_blocks_, pool_->num_threads());
-  reserve();
+  plan_.build(batch,
+              {model_.context_tokens_max, model_.vocab_size, num_blocks_, pool_->num_threads()},
+              groups_);
   embed();
   for (uint32_t layer = 0; layer < model_.num_layers; ++layer) {
-    const LlamaLayer& weights = weights_.layers[layer];
-    Activations& a = activations_;
-    norm(weights.attention_norm);
-    multiply(weights.qkv, a.normed.data(), num_rows(), Epilogue::kStore, a.qkv);
-    rotate_and_store(layer);
-    attend(layer);
-    multiply(weights.output, a.attention.data(), num_rows(), Epilogue::kAdd, a.residual);
-    norm(weights.mlp_norm);
-    multiply(weights.gate_up, a.normed.data(), num_rows(), Epilogue::kSwiGlu, a.inner);
-    multiply(weights.down, a.inner.data(), num_rows(), Epilogue::kAdd, a.residual);
+    run_layer(layer);
     if (on_layer) on_layer(layer);
   }
   return compute_logits();
 }
 
-void CpuExecutor::reserve() {
-  Activations& a = activations_;
-  const size_t rows = num_rows();
-  grow(a.residual, rows * model_.hidden_size);
-  grow(a.normed, rows * model_.hidden_size);
-  grow(a.qkv, rows * qkv_size_);
-  grow(a.attention, rows * q_size_);
-  grow(a.inner, rows * model_.intermediate_size);
-  grow(a.cosines, rows * model_.head_dim / 2);
-  grow(a.sines, rows * model_.head_dim / 2);
-  grow(a.partials, size_t{plan_.num_partials} * model_.num_kv_heads *
-                       kernels::attention_state_floats(group_heads_, model_.head_dim));
-  grow(a.logits, plan_.logit_rows.size() * model_.vocab_size);
-}
-
-// Small loops over rows: few rows are not worth waking anyone for.
-template <typename Body>
-void CpuExecutor::for_rows(size_t num_rows, const Body& body) {
-  const size_t grain = std::max<size_t>(8, num_rows / (4 * pool_->num_threads()));
-  pool_->parallel_for(num_rows, grain, [&](size_t begin, size_t end, uint32_t) {
-    for (size_t row = begin; row < end; ++row) body(static_cast<uint32_t>(row));
-  });
+Rows CpuExecutor::rows(std::vector<float>& memory, uint32_t count, uint32_t width) {
+  grow(memory, size_t{count} * width);
+  return {memory.data(), width, count};
 }
 
 void CpuExecutor::embed() {
-  for_rows(num_rows(), [&](uint32_t row) {
-    const RowPlace& place = plan_.rows[row];
-    const uint32_t half = model_.head_dim / 2;
-    kernels::unpack_output(weights_.embedding.panels, weights_.format, model_.hidden_size,
-                           static_cast<uint32_t>(place.token),
-                           activations_.residual.data() + size_t{row} * model_.hidden_size);
-    kernels::rope_angles(place.position, inverse_frequency_.data(), half,
-                         activations_.cosines.data() + size_t{row} * half,
-                         activations_.sines.data() + size_t{row} * half);
+  const uint32_t num_rows = plan_.all.num_rows(), half = rope_.half_dim();
+  residual_ = rows(residual_memory_, num_rows, model_.hidden_size);
+  grow(cosines_, size_t{num_rows} * half);
+  grow(sines_, size_t{num_rows} * half);
+  for_rows(*pool_, num_rows, [&](uint32_t row) {
+    const RowPlace& place = plan_.all.rows[row];
+    const PackedMatrix& embedding = weights_.embedding;
+    kernels::unpack_output(embedding.panels, embedding.format, embedding.depth,
+                           static_cast<uint32_t>(place.token), residual_[row]);
+    rope_.angles(place.position, cosines_.data() + size_t{row} * half,
+                 sines_.data() + size_t{row} * half);
   });
 }
 
-void CpuExecutor::norm(const std::vector<float>& weight) {
-  for_rows(num_rows(), [&](uint32_t row) {
-    const size_t first = size_t{row} * model_.hidden_size;
-    kernels::rms_norm(activations_.residual.data() + first, weight.data(), model_.hidden_size,
-                      model_.rms_norm_eps, activations_.normed.data() + first);
+Rows CpuExecutor::norm(const Rows& x, const std::vector<float>& weight,
+                       std::vector<float>& memory) {
+  const Rows normed = rows(memory, x.count, model_.hidden_size);
+  for_rows(*pool_, x.count, [&](uint32_t row) {
+    kernels::rms_norm(x[row], weight.data(), model_.hidden_size, model_.rms_norm_eps, normed[row]);
   });
+  return normed;
 }
 
-void CpuExecutor::multiply(const PackedMatrix& matrix, const float* x, uint32_t num_rows,
-                           Epilogue epilogue, std::vector<float>& y) {
-  const uint32_t tile_rows = kernels::product_tile_rows(matrix.depth);
-  const uint32_t num_tiles = (num_rows + tile_rows - 1) / tile_rows;
-  const uint32_t units = (matrix.num_outputs + kernels::kPanelOutputs - 1) / kernels::kPanelOutputs;
-  // Several pieces a thread, so that one that loses its processor holds up little; in fours, since
-  // that is how many panels one row takes at once.
-  const uint32_t share = units * num_tiles / (8 * pool_->num_threads());
-  const uint32_t piece = std::min(units, std::max(4u, share / 4 * 4));
-  const uint32_t num_pieces = (units + piece - 1) / piece;
-  pool_->parallel_for(size_t{num_tiles} * num_pieces, 1, [&](size_t begin, size_t end, uint32_t t) {
-    for (size_t i = begin; i < end; ++i) {
-      const auto row = static_cast<uint32_t>(i / num_pieces) * tile_rows;
-      const auto unit = static_cast<uint32_t>(i % num_pieces) * piece;
-      const Product job{.x = x + size_t{row} * matrix.depth,
-                        .x_stride = matrix.depth,
-                        .num_rows = std::min(tile_rows, num_rows - row),
-                        .tile_rows = tile_rows,
-                        .depth = matrix.depth,
-                        .panels = matrix.panels,
-                        .format = weights_.format,
-                        .epilogue = epilogue,
-                        .num_outputs = matrix.num_outputs,
-                        .y = y.data() + size_t{row} * matrix.num_outputs,
-                        .y_stride = matrix.num_outputs};
-      kernels_.product(job, unit, std::min(unit + piece, units), thread_scratch_[t].data());
-    }
-  });
-}
-
-void CpuExecutor::rotate_and_store(uint32_t layer) {
-  for_rows(num_rows(), [&](uint32_t row) {
-    const RowPlace& place = plan_.rows[row];
-    const uint32_t head_dim = model_.head_dim, slot = place.position % kBlockTokens;
-    float* q = activations_.qkv.data() + size_t{row} * qkv_size_;
-    float* k = q + q_size_;
-    const float* cosines = activations_.cosines.data() + size_t{row} * (head_dim / 2);
-    const float* sines = activations_.sines.data() + size_t{row} * (head_dim / 2);
-    kernels::rope_rotate(q, model_.num_heads + model_.num_kv_heads, head_dim, cosines, sines);
-    std::byte* block = slab_ + place.block * layout_.stride_bytes();
-    for (uint32_t head = 0; head < model_.num_kv_heads; ++head) {
-      kernels::store_k(k + size_t{head} * head_dim, head_dim, slot, kv_type_,
-                       block + layout_.k_offset(layer, head));
-      kernels::store_v(k + kv_size_ + size_t{head} * head_dim, head_dim, slot, kv_type_,
-                       block + layout_.v_offset(layer, head));
-    }
-  });
-}
-
-void CpuExecutor::attend(uint32_t layer) {
-  const size_t num_tasks = plan_.tasks.size() * model_.num_kv_heads;
-  pool_->parallel_for(num_tasks, 1, [&](size_t begin, size_t end, uint32_t thread) {
-    for (size_t i = begin; i < end; ++i) {
-      const auto kv_head = static_cast<uint32_t>(i % model_.num_kv_heads);
-      // The last tasks of a long prompt are its longest: started first, the threads end together.
-      const size_t index = plan_.tasks.size() - 1 - i / model_.num_kv_heads;
-      const kernels::KvHead kv{slab_,
-                               layout_.stride_bytes(),
-                               layout_.k_offset(layer, kv_head),
-                               layout_.v_offset(layer, kv_head),
-                               kv_type_,
-                               model_.head_dim,
-                               model_.head_dim};
-      run_task(plan_.tasks[index], kv, kv_head, thread);
-    }
-  });
-  merge_splits();
-}
-
-void CpuExecutor::run_task(const AttentionTask& task, const kernels::KvHead& kv, uint32_t kv_head,
-                           uint32_t thread) {
-  const uint32_t head_dim = model_.head_dim;
-  const size_t first_head = size_t{kv_head} * group_heads_ * head_dim;
-  const kernels::QueryTile tile{
-      activations_.qkv.data() + size_t{task.first_row} * qkv_size_ + first_head,
-      qkv_size_,
-      task.num_tokens,
-      group_heads_,
-      task.first_position,
-      task.block_table,
-      1.0f / std::sqrt(static_cast<float>(head_dim))};
-  const uint32_t rows = tile.num_rows();
-  float* scratch = thread_scratch_[thread].data();
-  float* memory = task.split ? partial_state(task.partial, kv_head) : scratch;
-  const auto state = kernels::attention_state(memory, rows, head_dim);
-  kernels::attend(kernels_.attention, tile, kv, task.runs, state,
-                  scratch + kernels::attention_state_floats(rows, head_dim));
-  if (task.split) return;
-  for (uint32_t row = 0; row < rows; ++row) {
-    float* out = activations_.attention.data() +
-                 (size_t{task.first_row} + row / group_heads_) * q_size_ + first_head;
-    kernels::finish_row(state, row, head_dim, out + size_t{row % group_heads_} * head_dim);
+// The rows that want logits.
+Rows CpuExecutor::gather(const Rows& x, std::vector<float>& memory) {
+  const Rows some = rows(memory, plan_.last.num_rows(), model_.hidden_size);
+  for (uint32_t row = 0; row < some.count; ++row) {
+    std::memcpy(some[row], x[plan_.logit_rows[row]], model_.hidden_size * sizeof(float));
   }
+  return some;
 }
 
-void CpuExecutor::merge_splits() {
-  const uint32_t head_dim = model_.head_dim;
-  for (const SplitRow& split : plan_.splits) {
-    for (uint32_t head = 0; head < model_.num_heads; ++head) {
-      const uint32_t kv_head = head / group_heads_, row = head % group_heads_;
-      const auto state_of = [&](uint32_t index) {
-        return kernels::attention_state(partial_state(split.first_partial + index, kv_head),
-                                        group_heads_, head_dim);
-      };
-      for (uint32_t i = 1; i < split.num_partials; ++i) {
-        kernels::merge_row(state_of(0), state_of(i), row, head_dim);
-      }
-      kernels::finish_row(
-          state_of(0), row, head_dim,
-          activations_.attention.data() + size_t{split.row} * q_size_ + size_t{head} * head_dim);
-    }
+void CpuExecutor::run_layer(uint32_t layer) {
+  const LayerWeights& weights = weights_.layers[layer];
+  const bool narrows = layer + 1 == model_.num_layers && !plan_.last_is_all();
+  const Rows normed = norm(residual_, weights.attention_norm, normed_memory_);
+  if (narrows) residual_ = gather(residual_, last_residual_memory_);
+  attention_->run(weights, {.layer = layer,
+                            .slab = slab_,
+                            .plan = plan_,
+                            .set = narrows ? plan_.last : plan_.all,
+                            .x = normed,
+                            .set_x = narrows ? gather(normed, last_normed_memory_) : normed,
+                            .cosines = cosines_.data(),
+                            .sines = sines_.data(),
+                            .residual = residual_});
+  const Rows mlp_normed = norm(residual_, weights.mlp_norm, normed_memory_);
+  if (const auto* dense = std::get_if<MlpWeights>(&weights.mlp)) {
+    dense_.run(*dense, mlp_normed, residual_);
+  } else {
+    moe_.run(std::get<MoeWeights>(weights.mlp), mlp_normed, residual_);
   }
 }
 
 std::span<const float> CpuExecutor::compute_logits() {
-  const auto num_logit_rows = static_cast<uint32_t>(plan_.logit_rows.size());
-  for_rows(num_logit_rows, [&](uint32_t i) {
-    kernels::rms_norm(
-        activations_.residual.data() + size_t{plan_.logit_rows[i]} * model_.hidden_size,
-        weights_.final_norm.data(), model_.hidden_size, model_.rms_norm_eps,
-        activations_.normed.data() + size_t{i} * model_.hidden_size);
-  });
-  if (num_logit_rows > 0) {
-    multiply(weights_.head, activations_.normed.data(), num_logit_rows, Epilogue::kStore,
-             activations_.logits);
-  }
-  return {activations_.logits.data(), size_t{num_logit_rows} * model_.vocab_size};
+  const uint32_t num_logit_rows = plan_.last.num_rows();
+  const Rows logits = rows(logits_, num_logit_rows, model_.vocab_size);
+  const Rows normed = norm(residual_, weights_.final_norm, normed_memory_);
+  products_.run({.matrix = &weights_.head, .x = normed, .y = logits});
+  return {logits_.data(), size_t{num_logit_rows} * model_.vocab_size};
 }
 
 void CpuExecutor::zero_tail(BlockId block, uint32_t num_used_slots) {
-  assert(slab_ != nullptr && block < num_blocks_ && num_used_slots <= kBlockTokens);
-  const size_t element = size_bytes(layout_.dtype);
-  const size_t tail_bytes = (kBlockTokens - num_used_slots) * element;
-  std::byte* base = slab_ + block * layout_.stride_bytes();
-  for (uint32_t layer = 0; layer < model_.num_layers; ++layer) {
-    for (uint32_t head = 0; head < model_.num_kv_heads; ++head) {
-      std::byte* k = base + layout_.k_offset(layer, head) + num_used_slots * element;
-      for (uint32_t dim = 0; dim < model_.head_dim; ++dim) {
-        std::memset(k + size_t{dim} * kBlockTokens * element, 0, tail_bytes);
-      }
-      std::memset(
-          base + layout_.v_offset(layer, head) + size_t{num_used_slots} * model_.head_dim * element,
-          0, tail_bytes * model_.head_dim);
-    }
-  }
+  assert(slab_ != nullptr && block < num_blocks_);
+  crossdock::zero_tail(layout_, num_used_slots, slab_ + block * layout_.stride_bytes());
 }
 
 }  // namespace
@@ -375,14 +216,17 @@ Result<std::unique_ptr<Executor>> load_cpu_executor(const ExecutorConfig& config
   if (!selected.ok()) return selected.status();
   auto model = load_model_config(config.model_directory);
   if (!model.ok()) return model.status();
+  if (Status status = make_layout(model.value(), {}, config.kv_dtype).validate(); !status.ok()) {
+    return status;
+  }
   auto checkpoint = Checkpoint::open(config.model_directory);
   if (!checkpoint.ok()) return checkpoint.status();
   auto pool = std::make_unique<ThreadPool>(config.num_threads);
-  auto weights = LlamaWeights::load(checkpoint.value(), model.value(), *pool);
+  auto weights = DecoderWeights::load(checkpoint.value(), model.value(), config.weights, *pool);
   if (!weights.ok()) return weights.status();
   return std::unique_ptr<Executor>(
       std::make_unique<CpuExecutor>(std::move(model).value(), std::move(weights).value(),
-                                    *selected.value(), config, std::move(pool)));
+                                    *selected.value(), config.kv_dtype, std::move(pool)));
 }
 
 }  // namespace crossdock

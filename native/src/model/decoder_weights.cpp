@@ -234,7 +234,7 @@ void put_config(const ModelConfig& config, WireWriter& writer) {
     writer.put(value);
   }
   for (const bool value : {config.tie_word_embeddings, config.qkv_bias, config.qk_norm,
-                           config.moe.normalise, config.rope.interleaved}) {
+                           config.moe.normalise, config.rope.interleaved, config.rope.truncate}) {
     writer.put(value);
   }
   writer.put(config.attention);

@@ -31,6 +31,17 @@ bool JsonFile::is_absent(const char* key) const {
   return value == nullptr || value->is_null();
 }
 
+Result<JsonFile> JsonFile::object(const char* key) const {
+  const auto* value = find(key);
+  if (value == nullptr || !value->is_object()) {
+    return invalid(key,
+                   value == nullptr ? "is missing" : "must be an object, not " + value->dump());
+  }
+  JsonFile inner(*value, path_);
+  inner.prefix_ = prefix_ + key + ".";
+  return inner;
+}
+
 Result<uint32_t> JsonFile::whole(const char* key, uint32_t min, uint32_t max) const {
   const std::string range =
       "must be a whole number from " + std::to_string(min) + " to " + std::to_string(max);
@@ -54,11 +65,57 @@ Result<float> JsonFile::positive(const char* key) const {
 }
 
 Status JsonFile::invalid(const std::string& key, const std::string& what) const {
-  return Status(StatusCode::kInvalidArgument, path_ + ": " + key + " " + what);
+  return Status(StatusCode::kInvalidArgument, path_ + ": " + prefix_ + key + " " + what);
 }
 
 Status JsonFile::unsupported(const std::string& key, const std::string& what) const {
-  return Status(StatusCode::kUnimplemented, path_ + ": " + key + " " + what);
+  return Status(StatusCode::kUnimplemented, path_ + ": " + prefix_ + key + " " + what);
+}
+
+uint32_t JsonKeys::whole(const char* key, uint32_t min, uint32_t max) {
+  auto value = file_.whole(key, min, max);
+  if (!value.ok()) take(value.status());
+  return value.ok() ? value.value() : min;
+}
+
+float JsonKeys::positive(const char* key) {
+  auto value = file_.positive(key);
+  if (!value.ok()) take(value.status());
+  return value.ok() ? value.value() : 1.0f;
+}
+
+uint32_t JsonKeys::whole_or(const char* key, uint32_t min, uint32_t max, uint32_t fallback) {
+  return file_.is_absent(key) ? fallback : whole(key, min, max);
+}
+
+float JsonKeys::positive_or(const char* key, float fallback) {
+  return file_.is_absent(key) ? fallback : positive(key);
+}
+
+bool JsonKeys::boolean_or(const char* key, bool fallback) {
+  if (file_.is_absent(key)) return fallback;
+  const auto& value = *file_.find(key);
+  require(value.is_boolean(), key, "must be true or false, not " + value.dump());
+  return value.is_boolean() && value.get<bool>();
+}
+
+std::string JsonKeys::text_or(const char* key, const char* fallback) {
+  if (file_.is_absent(key)) return fallback;
+  const auto& value = *file_.find(key);
+  require(value.is_string(), key, "must be a text, not " + value.dump());
+  return value.is_string() ? value.get<std::string>() : fallback;
+}
+
+void JsonKeys::require(bool holds, const std::string& key, const std::string& what) {
+  if (!holds) take(file_.invalid(key, what));
+}
+
+void JsonKeys::support(bool holds, const std::string& key, const std::string& what) {
+  if (!holds) take(file_.unsupported(key, what));
+}
+
+void JsonKeys::take(const Status& status) {
+  if (status_.ok()) status_ = status;
 }
 
 }  // namespace crossdock

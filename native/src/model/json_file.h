@@ -22,6 +22,8 @@ class JsonFile {
   // Null when absent.
   const nlohmann::json* find(const char* key) const;
   bool is_absent(const char* key) const;  // or null
+  // The object under a key, whose own keys errors name as "key.inner".
+  Result<JsonFile> object(const char* key) const;
 
   // A whole number in [min, max].
   Result<uint32_t> whole(const char* key, uint32_t min, uint32_t max) const;
@@ -37,6 +39,32 @@ class JsonFile {
 
   nlohmann::json root_;
   std::string path_;
+  std::string prefix_;  // of keys in errors
+};
+
+// Reads one key after another and keeps the first error, so that what reads a configuration is a
+// list of keys. A value at fault comes back as one that is in range.
+class JsonKeys {
+ public:
+  explicit JsonKeys(const JsonFile& file) : file_(file) {}
+
+  const JsonFile& file() const { return file_; }
+  const Status& status() const { return status_; }
+  uint32_t whole(const char* key, uint32_t min, uint32_t max);
+  float positive(const char* key);
+  // The fallback where the key is absent or null.
+  uint32_t whole_or(const char* key, uint32_t min, uint32_t max, uint32_t fallback);
+  float positive_or(const char* key, float fallback);
+  bool boolean_or(const char* key, bool fallback);
+  std::string text_or(const char* key, const char* fallback);
+  // The first that does not hold is the error: INVALID_ARGUMENT, UNIMPLEMENTED.
+  void require(bool holds, const std::string& key, const std::string& what);
+  void support(bool holds, const std::string& key, const std::string& what);
+  void take(const Status& status);
+
+ private:
+  const JsonFile& file_;
+  Status status_;
 };
 
 }  // namespace crossdock

@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "../model/tiny_llama.h"
+#include "../model/tiny_decoder.h"
 #include "crossdock/engine/engine.h"
 #include "crossdock/transfer/loopback.h"
 

@@ -10,7 +10,7 @@ constexpr uint32_t kMaxTokens = 12;
 class EngineTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    TinyLlama::random(tiny_config(), "F32", 1).write(directory_.path());
+    TinyDecoder::random(tiny_config(), "F32", 1).write(directory_.path());
     prefill_ = std::make_unique<EngineHost>(hub_, directory_.path(), 101, 64);
     decode_ = std::make_unique<EngineHost>(hub_, directory_.path(), 202, 64);
   }

@@ -56,7 +56,7 @@ class KvDtypes : public ::testing::TestWithParam<std::pair<DType, DType>> {};
 TEST_P(KvDtypes, AHandoffGivesWhatConvertedBlocksGive) {
   const auto [from, to] = GetParam();
   TemporaryDirectory directory;
-  TinyLlama::random(tiny_config(), "F32", 1).write(directory.path());
+  TinyDecoder::random(tiny_config(), "F32", 1).write(directory.path());
   LoopbackHub hub;
   EngineHost prefill(hub, directory.path(), 101, kNumBlocks, from);
   EngineHost decode(hub, directory.path(), 202, kNumBlocks, to);

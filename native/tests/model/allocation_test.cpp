@@ -7,7 +7,7 @@
 
 #include "crossdock/model/executor.h"
 #include "crossdock/model/sampler.h"
-#include "tiny_llama.h"
+#include "tiny_decoder.h"
 
 namespace {
 std::atomic<uint64_t> num_allocations{0};
@@ -27,7 +27,7 @@ namespace {
 
 TEST(Allocation, AStepLikeOneBeforeItAllocatesNothing) {
   TemporaryDirectory directory;
-  TinyLlama::random(tiny_config(), "BF16", 1).write(directory.path());
+  TinyDecoder::random(tiny_config(), "BF16", 1).write(directory.path());
   auto loaded = load_cpu_executor(
       {.model_directory = directory.path(), .kv_dtype = DType::kBf16, .num_threads = 2});
   ASSERT_TRUE(loaded.ok()) << loaded.status().to_string();

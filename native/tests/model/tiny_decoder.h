@@ -1,4 +1,4 @@
-// A random Llama that a test writes as a checkpoint directory, and what it takes to run it.
+// A random decoder that a test writes as a checkpoint directory, and what it takes to run it.
 #pragma once
 
 #include <cstdint>
@@ -33,13 +33,18 @@ struct TinyTensor {
   std::vector<float> values;  // exactly representable in the checkpoint's dtype
 };
 
-struct TinyLlama {
+struct TinyDecoder {
   nlohmann::json config;
   std::string dtype = "F32";  // or "BF16"
   std::map<std::string, TinyTensor> tensors;
 
   // Every tensor drawn from `seed`; config holds the keys of a Hugging Face config.json.
-  static TinyLlama random(nlohmann::json config, const std::string& dtype, uint64_t seed);
+  static TinyDecoder random(nlohmann::json config, const std::string& dtype, uint64_t seed);
+  std::string architecture() const;
+  bool is_mla() const;
+  uint64_t num_experts() const;  // 0: dense
+  bool is_moe(uint64_t layer) const;
+
   // config.json and model.safetensors.
   void write(const std::string& directory) const;
   // The same over `num_shards` files and an index.
@@ -48,12 +53,18 @@ struct TinyLlama {
   std::string safetensors_of(const std::map<std::string, TinyTensor>& some) const;
 };
 
-// GQA with groups of 3, sizes that are no multiple of a panel.
-nlohmann::json tiny_config();
+// Sizes that are no multiple of a panel, GQA with groups of 3; of DeepSeek a latent of 128 for six
+// heads, the first layer dense, routed and shared experts (V3: q_lora, YaRN, noaux_tc; V2: neither
+// of the first two, group_limited_greedy).
+nlohmann::json tiny_config(const std::string& architecture = "LlamaForCausalLM");
+inline constexpr const char* kArchitectures[] = {
+    "DeepseekV3ForCausalLM", "DeepseekV2ForCausalLM", "LlamaForCausalLM",  "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",      "Qwen3MoeForCausalLM",   "MistralForCausalLM"};
 
-// Logits after each token of the sequence, by plain loops in double, attention over every earlier
-// position at once. K and V are rounded to bf16 when asked to.
-std::vector<std::vector<double>> naive_logits(const TinyLlama& model,
+// Logits after each token of the sequence, by plain loops in double: attention over every earlier
+// position at once, latents expanded into each head's keys and values. What is cached is rounded to
+// bf16 when asked to.
+std::vector<std::vector<double>> naive_logits(const TinyDecoder& model,
                                               const std::vector<int32_t>& tokens, bool kv_bf16);
 
 // A slab of `num_blocks` filled with NaN, so that an unused slot that leaks is seen.
