@@ -25,6 +25,7 @@ struct RopeConfig {
   float high_frequency_factor = 4.0f;
   float beta_fast = 32.0f;  // YaRN
   float beta_slow = 1.0f;
+  bool truncate = true;  // the corrected dimensions, to whole ones
   float mscale = 0.0f;
   float mscale_all_dim = 0.0f;
   float attention_factor = 0.0f;  // 0: from mscale, or else from factor
