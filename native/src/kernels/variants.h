@@ -11,6 +11,7 @@ extern const AttentionKernels kAttentionScalar;
 
 #if defined(__x86_64__)
 void product_avx2(const Product& job, uint32_t unit_begin, uint32_t unit_end, float* scratch);
+void quantise_row_avx2(const float* x, uint32_t depth, uint32_t row, const QuantisedRows& to);
 extern const AttentionKernels kAttentionAvx2;
 void product_avx512(const Product& job, uint32_t unit_begin, uint32_t unit_end, float* scratch);
 #endif
