@@ -16,6 +16,7 @@ from typing import Final
 from bench.figure import Figure
 from bench.pairs import threads_text
 from bench.peer_programs import LlamaPrograms, pinned, run
+from crossdock.models.packed import packed_directory
 
 REPETITIONS: Final = 3
 _PROMPT: Final = "The capital of France is the city of"
@@ -33,6 +34,7 @@ class Start:
     model: Path
     weight_dtype: str
     threads: int
+    kernels: str = "auto"
 
     def measure(self) -> float:
         """Seconds from the start of the process to its first token."""
@@ -47,8 +49,10 @@ class Start:
             model_directory=str(self.model),
             instance_id="bench",
             weight_dtype=self.weight_dtype,
+            weight_cache_directory=str(packed_directory()),
             kv_dtype="bf16",
             num_threads=self.threads,
+            kernels=self.kernels,
         )
         sampling = native.Sampling(temperature=0.0, max_tokens=1, ignore_eos=True)
         start = time.perf_counter()

@@ -11,8 +11,9 @@ from typing import Final
 
 from bench.peer_programs import LlamaPrograms, PeerError, pinned, run
 
-_PROMPT_TOKENS: Final = 128
-_STREAMS: Final = 16
+# As bench_engine's cases have them: prompt and steps of one stream, and of each of sixteen.
+_ONE: Final = (128, 128)
+_SIXTEEN: Final = (32, 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +30,22 @@ class LlamaRun:
 
     def prefill(self, num_tokens: int) -> float:
         """A prompt from an empty context; the process has computed a short one before."""
-        lines = self._bench("-p", f"{_PROMPT_TOKENS},{num_tokens}", "-n", "0", "--no-warmup")
+        lines = self._bench("-p", f"{_ONE[0]},{num_tokens}", "-n", "0", "--no-warmup")
         return _samples(lines, n_prompt=num_tokens, n_gen=0)
 
     def decode_one(self) -> float:
-        """128 tokens after a prompt of 128."""
-        lines = self._bench("-p", "0", "-n", "128", "-d", str(_PROMPT_TOKENS))
-        return _samples(lines, n_prompt=0, n_gen=128)
+        """Tokens of one sequence after its prompt."""
+        prompt, steps = _ONE
+        lines = self._bench("-p", "0", "-n", str(steps), "-d", str(prompt))
+        return _samples(lines, n_prompt=0, n_gen=steps)
 
     def decode_sixteen(self) -> float:
-        """32 steps of sixteen sequences, each after a prompt of 128 of its own."""
+        """Steps of sixteen sequences, each after a prompt of its own."""
+        prompt, steps = _SIXTEEN
         command: list[str | Path] = [
             self.programs.path("llama-batched-bench"),
             *("-m", self.model, "-t", str(self.threads), "-c", "4096", "-b", "2048"),
-            *("-npp", str(_PROMPT_TOKENS), "-ntg", "32", "-npl", str(_STREAMS)),
+            *("-npp", str(prompt), "-ntg", str(steps), "-npl", "16"),
             *("--output-format", "jsonl"),
         ]
         return _batched_speed(run(pinned(self.threads, command)).stdout)

@@ -41,7 +41,7 @@ def perplexities(programs: LlamaPrograms, formats: Iterable[str], threads: int) 
     for weight_format in formats:
         if weight_format not in known:
             known[weight_format] = _measure(programs, gguf_file(weight_format), threads)
-    kept.write_text(json.dumps({"text": key, "values": known}), encoding="utf-8")
+            kept.write_text(json.dumps({"text": key, "values": known}), encoding="utf-8")
     return {weight_format: known[weight_format] for weight_format in formats}
 
 

@@ -13,7 +13,8 @@ import sys
 import time
 from typing import Any
 
-_PROMPT_TOKENS = 128
+# As bench_engine's cases have them: streams, prompt of each, steps.
+_DECODES = {"one": (1, 128, 128), "16": (16, 32, 32)}
 # Plain words of the vocabulary; special tokens come before them.
 _TOKEN_IDS = (1_000, 20_000)
 
@@ -33,17 +34,17 @@ class Measured:
             max_num_batched_tokens=2_304,
             enable_prefix_caching=False,
         )
-        self._run(1, _PROMPT_TOKENS, 4)
+        self._run(1, 128, 4)
 
     def measure(self, case: str) -> float:
         """Tokens per second of the case, by the names of bench.pairs."""
         kind, number = case.split("_", maxsplit=1)[0], case.split("_")[1]
         if kind == "prefill":
             return int(number) / self._run(1, int(number), 1)
-        streams, tokens = (1, 128) if number == "one" else (16, 32)
+        streams, prompt, steps = _DECODES[number]
         # The prompt's own time, taken with the first token, is left out.
-        first = self._run(streams, _PROMPT_TOKENS, 1)
-        return streams * tokens / (self._run(streams, _PROMPT_TOKENS, 1 + tokens) - first)
+        first = self._run(streams, prompt, 1)
+        return streams * steps / (self._run(streams, prompt, 1 + steps) - first)
 
     def _run(self, streams: int, prompt_tokens: int, new_tokens: int) -> float:
         from vllm import SamplingParams

@@ -1,7 +1,7 @@
 // How near the executor comes to what the machine can do.
 //
-//   bench_engine [--model DIR] [--weight-dtype D] [--kv-dtype D] [--kernels K] [--threads N]
-//                [--repeats N] [--case BEGINNING[,BEGINNING...]]
+//   bench_engine [--model DIR] [--weight-dtype D] [--weight-cache DIR] [--kv-dtype D]
+//                [--kernels K] [--threads N] [--repeats N] [--case BEGINNING[,BEGINNING...]]
 //
 // Prints one JSON line a case: value, the limit measured in the same seconds on the same threads,
 // and the median ratio over the repeats.
@@ -20,13 +20,13 @@ namespace {
 
 constexpr const char* kUsage =
     "usage: bench_engine [--model DIR] [--weight-dtype auto|f32|bf16|fp8|int8|int4]\n"
-    "                    [--kv-dtype f32|bf16|fp8_e4m3|fp8_e5m2] [--kernels NAME] [--threads N]\n"
-    "                    [--repeats N] [--case BEGINNING[,BEGINNING...]]\n";
+    "                    [--weight-cache DIR] [--kv-dtype f32|bf16|fp8_e4m3|fp8_e5m2]\n"
+    "                    [--kernels NAME] [--threads N] [--repeats N]\n"
+    "                    [--case BEGINNING[,BEGINNING...]]\n";
 
 std::optional<WeightDtype> weight_dtype_of(const std::string& text) {
-  const char* names[] = {"auto", "f32", "bf16", "fp8", "int8", "int4"};
-  for (uint8_t i = 0; i < std::size(names); ++i) {
-    if (text == names[i]) return static_cast<WeightDtype>(i);
+  for (const WeightDtype dtype : kAllWeightDtypes) {
+    if (text == name(dtype)) return dtype;
   }
   return std::nullopt;
 }
@@ -54,6 +54,8 @@ bool parse(int argc, char** argv, Options& options) {
       options.model = value;
     } else if (name == "--weight-dtype" && weight_dtype_of(value)) {
       options.weight_dtype = *weight_dtype_of(value);
+    } else if (name == "--weight-cache") {
+      options.weight_cache = value;
     } else if (name == "--kv-dtype" && kv_dtype_of(value)) {
       options.kv_dtype = *kv_dtype_of(value);
     } else if (name == "--kernels" && kernels::select_kernels(value).ok()) {
@@ -76,6 +78,7 @@ int main_with(Options options) {
   ThreadPool pool(options.threads);
   Limits limits(pool, options.kernels);
   const Report report(options, limits);
+  bench_products(report, options, pool);
   bench_attention(report, options, pool);
   return bench_model(report, options, pool);
 }

@@ -17,11 +17,17 @@ namespace {
 
 using kernels::WeightFormat;
 
-// A prompt of 128 tokens, then 128 more one at a time; or sixteen such, 32 steps each.
-constexpr uint32_t kPromptTokens = 128, kDecodeTokens = 128, kStreams = 16, kStreamTokens = 32;
+// How many sequences go on for how many steps, and the length of the prompt of each.
+struct Decode {
+  const char* name;
+  uint32_t num_streams;
+  uint32_t prompt_tokens;
+  uint32_t steps;
+};
+constexpr Decode kOne = {"decode_one_stream", 1, 128, 128};
+constexpr Decode kSixteen = {"decode_16_streams", 16, 32, 32};
 constexpr uint32_t kPrefillTokens[] = {512, 2048};
-constexpr const char* kCases[] = {"prefill_512", "prefill_2048", "decode_one_stream",
-                                  "decode_16_streams"};
+constexpr const char* kCases[] = {"prefill_512", "prefill_2048", kOne.name, kSixteen.name};
 
 // A matrix of the model: `depth` inputs, `count` of them alike.
 struct Matrix {
@@ -159,7 +165,7 @@ Result<Engine> load_engine(const Options& options) {
     write_random_model(directory);
   }
   auto loaded = load_cpu_executor({.model_directory = directory,
-                                   .weights = {options.weight_dtype, ""},
+                                   .weights = {options.weight_dtype, options.weight_cache, {}},
                                    .kv_dtype = options.kv_dtype,
                                    .num_threads = options.threads,
                                    .kernels = options.kernels});
@@ -167,7 +173,8 @@ Result<Engine> load_engine(const Options& options) {
   if (!loaded.ok()) return loaded.status();
   Engine engine{.executor = std::move(loaded).value()};
   // The first sequence may hold the longest prompt; the others share its blocks' far end.
-  constexpr uint32_t kStreamBlocks = (kPromptTokens + kStreamTokens) / kBlockTokens;
+  constexpr uint32_t kStreams = kSixteen.num_streams;
+  constexpr uint32_t kStreamBlocks = (kSixteen.prompt_tokens + kSixteen.steps) / kBlockTokens;
   const uint32_t num_blocks = std::max(kSequenceTokensMax / kBlockTokens, kStreams * kStreamBlocks);
   auto slab = PageBuffer::allocate(num_blocks * engine.executor->layout().stride_bytes());
   if (!slab.ok()) return slab.status();
@@ -198,25 +205,24 @@ void bench_prefill(const Report& report, Engine& engine, bool integer) {
   }
 }
 
-// `num_streams` sequences of 128 tokens go on for `tokens` steps.
-void bench_decode(const Report& report, Engine& engine, Work work, uint32_t num_streams,
-                  uint32_t tokens) {
-  const std::string name =
-      num_streams == 1 ? "decode_one_stream" : "decode_" + std::to_string(num_streams) + "_streams";
-  if (!report.wants(name)) return;
-  for (uint32_t i = 0; i < num_streams; ++i) {
-    const BatchItem prompt = engine.item(i, 0, kPromptTokens);
+// `work` says what a step reads of the weights, and how fast.
+void bench_decode(const Report& report, Engine& engine, Work work, const Decode& decode) {
+  if (!report.wants(decode.name)) return;
+  for (uint32_t i = 0; i < decode.num_streams; ++i) {
+    const BatchItem prompt = engine.item(i, 0, decode.prompt_tokens);
     engine.executor->run({&prompt, 1}, {});
   }
   const ModelConfig& model = engine.executor->model();
-  const double steps = tokens;
-  work.amount = steps * num_streams;
-  work.gflop = num_streams * gflop(model, kPromptTokens, tokens, tokens);
-  const double kv = num_streams * (kPromptTokens + steps / 2) / kBlockTokens *
+  const double steps = decode.steps, streams = decode.num_streams;
+  work.amount = steps * streams;
+  work.gflop = streams * gflop(model, decode.prompt_tokens, steps, steps);
+  const double kv = streams * (decode.prompt_tokens + steps / 2) / kBlockTokens *
                     static_cast<double>(engine.executor->layout().block_bytes());
   work.gbytes = steps * (work.gbytes + kv / 1e9);
-  report.measure(name, work, [&] {
-    for (uint32_t i = 0; i < tokens; ++i) engine.step(kPromptTokens + i, num_streams);
+  report.measure(decode.name, work, [&] {
+    for (uint32_t i = 0; i < decode.steps; ++i) {
+      engine.step(decode.prompt_tokens + i, decode.num_streams);
+    }
   });
 }
 
@@ -235,14 +241,14 @@ int bench_model(const Report& report, const Options& options, ThreadPool& pool) 
   Engine& engine = loaded.value();
   const WeightFormat format = format_of(engine.executor->numerics_id());
   const bool integer = kernels::is_integer(format);
-  engine.run(0, kPromptTokens);  // every weight has been touched
+  engine.run(0, kOne.prompt_tokens);  // every weight has been touched
   bench_prefill(report, engine, integer);
   Work work{.gbytes = weight_gbytes(engine.executor->model(), format), .integer = integer};
   const kernels::Kernels& kernels = *kernels::select_kernels(options.kernels).value();
   work.gbytes_per_s_max = cached_gbytes_per_s(pool, kernels, format);
-  bench_decode(report, engine, work, 1, kDecodeTokens);
+  bench_decode(report, engine, work, kOne);
   work.gbytes_per_s_max = 0;
-  bench_decode(report, engine, work, kStreams, kStreamTokens);
+  bench_decode(report, engine, work, kSixteen);
   return 0;
 }
 

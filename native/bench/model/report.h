@@ -13,6 +13,7 @@ namespace crossdock::bench {
 struct Options {
   std::string model;
   WeightDtype weight_dtype = WeightDtype::kAuto;
+  std::string weight_cache;  // a folder; empty: weights are quantised at every start
   DType kv_dtype = DType::kBf16;
   std::string kernels = "auto";
   uint32_t threads = 0;
@@ -74,6 +75,7 @@ class Report {
 
 // The cases, by subject.
 void bench_attention(const Report& report, const Options& options, ThreadPool& pool);
+void bench_products(const Report& report, const Options& options, ThreadPool& pool);
 // Non-zero when the model cannot be loaded.
 int bench_model(const Report& report, const Options& options, ThreadPool& pool);
 
