@@ -18,7 +18,7 @@ struct Variant {
 std::span<const Variant> variants() {
   static const Variant all[] = {
 #if defined(__x86_64__)
-      {{"avx512", product_avx512, kAttentionAvx2},
+      {{"avx512", product_avx512, kAttentionAvx512},
        cpu_features().avx512,
        "AVX-512 (F, BW, DQ, VL, VNNI)"},
       {{"avx2", product_avx2, kAttentionAvx2}, cpu_features().avx2, "AVX2, FMA and F16C"},

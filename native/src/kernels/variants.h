@@ -13,6 +13,7 @@ extern const AttentionKernels kAttentionScalar;
 void product_avx2(const Product& job, uint32_t unit_begin, uint32_t unit_end, float* scratch);
 void quantise_row_avx2(const float* x, uint32_t depth, uint32_t row, const QuantisedRows& to);
 extern const AttentionKernels kAttentionAvx2;
+extern const AttentionKernels kAttentionAvx512;
 void product_avx512(const Product& job, uint32_t unit_begin, uint32_t unit_end, float* scratch);
 #endif
 

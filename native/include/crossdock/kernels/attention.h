@@ -83,7 +83,8 @@ struct RunRange {
 };
 
 // Computes the runs of the range and merges them, in order, into `state` (which it overwrites).
-// Every row must see at least one slot of the first run.
+// Every row must see at least one slot of the first run. Where the runs of a row are split, each
+// range but the first is one run: merging is in order, run by run, and not associative.
 void attend(const AttentionKernels& kernels, const QueryTile& tile, const KvHead& kv, RunRange runs,
             const AttentionState& state, float* scratch);
 
