@@ -14,7 +14,7 @@ from typing import Final
 
 from bench.engine_session import Session, Turns
 from bench.figure import FigureError
-from bench.figure_table import print_table
+from bench.figure_table import markdown, print_table
 from bench.native_programs import ProgramError, find_programs
 from bench.pairs import FORMATS
 from bench.peer_programs import LlamaPrograms
@@ -45,6 +45,7 @@ def main() -> int:
         return 1
     with (arguments.out / "engine_peers.jsonl").open("w", encoding="utf-8") as file:
         file.writelines(figure.to_line() + "\n" for figure in session.figures)
+    (arguments.out / "engine_peers.md").write_text(markdown(session.figures), encoding="utf-8")
     print_table(session.figures)
     for what, why in session.not_measured.items():
         print(f"not measured: {what}: {why}")

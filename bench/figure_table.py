@@ -1,4 +1,4 @@
-"""Figures as people read them."""
+"""Figures as people read them: on a terminal, and in Markdown for docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -9,27 +9,42 @@ from rich.table import Table
 from bench.figure import Figure
 from crossdock.cli.console import table_console
 
+_HEADERS = ("bench", "case", "value", "unit", "limit", "ratio", "wanted", "against", "")
+_TEXTS = frozenset({"bench", "case", "unit", "against", ""})
+_VERDICTS = {None: "", True: "met", False: "below"}
+_STYLES = {"met": "[green]met[/]", "below": "[red]below[/]"}
+
 
 def print_table(figures: Sequence[Figure]) -> None:
     """One row a figure, the limit or the peer beside it."""
-    table = Table("bench", "case")
-    for header in ("value", "unit", "limit", "ratio", "wanted", "against"):
-        is_text = header in ("unit", "against")
-        table.add_column(header, justify="left" if is_text else "right")
-    table.add_column("")
+    table = Table()
+    for header in _HEADERS:
+        table.add_column(header, justify="left" if header in _TEXTS else "right")
     for figure in figures:
-        table.add_row(
-            figure.bench,
-            figure.case,
-            _number(figure.value),
-            figure.unit,
-            _number(figure.limit),
-            _number(figure.ratio),
-            _number(figure.wanted_ratio),
-            figure.against,
-            {None: "", True: "[green]met[/]", False: "[red]below[/]"}[figure.is_met],
-        )
+        *cells, verdict = _cells(figure)
+        table.add_row(*cells, _STYLES.get(verdict, verdict))
     table_console().print(table)
+
+
+def markdown(figures: Sequence[Figure]) -> str:
+    """The same rows as a Markdown table."""
+    rules = [":--" if header in _TEXTS else "--:" for header in _HEADERS]
+    rows = [_HEADERS, rules, *map(_cells, figures)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def _cells(figure: Figure) -> tuple[str, ...]:
+    return (
+        figure.bench,
+        figure.case,
+        _number(figure.value),
+        figure.unit,
+        _number(figure.limit),
+        _number(figure.ratio),
+        _number(figure.wanted_ratio),
+        figure.against,
+        _VERDICTS[figure.is_met],
+    )
 
 
 def _number(value: float | None) -> str:

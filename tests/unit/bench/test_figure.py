@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench.figure import Figure, FigureError
+from bench.figure_table import markdown
 from bench.native_programs import ProgramError, find_programs, run_program
 
 LINE = {"bench": "engine", "case": "prefill_512", "value": 60.0, "unit": "GFLOP/s", "p99": 1}
@@ -74,3 +75,14 @@ def test_a_program_that_fails_is_named(tmp_path: Path) -> None:
     program = _program(tmp_path, f"echo '{json.dumps(LINE)}'; exit 3")
     with pytest.raises(ProgramError, match="bench_sample ended with exit code 3"):
         list(run_program(program, []))
+
+
+def test_a_markdown_row_says_whether_the_goal_is_met() -> None:
+    met = Figure("peers", "prefill_512", 1_234.5, "tok/s", 400.0, 3.086, "llama.cpp q8_0", 2.5)
+    alone = Figure("peers", "start", 0.5, "s")
+    header, _, first, second = markdown([met, alone]).splitlines()
+    assert header.startswith("| bench | case | value |")
+    assert first == (
+        "| peers | prefill_512 | 1234 | tok/s | 400 | 3.09 | 2.5 | llama.cpp q8_0 | met |"
+    )
+    assert second == "| peers | start | 0.5 | s |  |  |  |  |  |"
