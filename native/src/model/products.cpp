@@ -94,11 +94,16 @@ size_t Products::cut(const MatrixProduct& product, const QuantisedRows& quantise
   cut.unit_end = std::min(product.unit_end, cut.job.num_units());
   const uint32_t units = cut.unit_end - cut.unit_begin;
   const uint32_t num_tiles = (cut.job.num_rows + cut.job.tile_rows - 1) / cut.job.tile_rows;
-  // Several pieces a thread, so that one that loses its processor holds up little; in fours, since
-  // that is how many panels one row takes at once.
-  const uint32_t share = units * num_tiles / (8 * pool_.num_threads());
-  cut.piece_units = std::min(units, std::max(4u, share / 4 * 4));
-  cut.num_pieces = (units + cut.piece_units - 1) / cut.piece_units;
+  // Several pieces a thread, so that one that loses its processor holds up little; about four
+  // units, since that is how many panels few rows take at once. The pieces of few rows are as many
+  // for each thread: nine pieces on two threads would let one of them wait for a ninth of the time.
+  const uint32_t num_threads = pool_.num_threads();
+  const uint32_t share = std::max(4u, units * num_tiles / (8 * num_threads) / 4 * 4);
+  cut.num_pieces = (units + share - 1) / share;
+  if (num_tiles == 1) {
+    cut.num_pieces = (cut.num_pieces + num_threads - 1) / num_threads * num_threads;
+  }
+  cut.num_pieces = std::min(cut.num_pieces, units);
   cut.end = first_task + size_t{num_tiles} * cut.num_pieces;
   cuts_.push_back(cut);
   return cut.end;
@@ -110,7 +115,7 @@ void Products::run_task(size_t task, uint32_t thread) {
   const size_t first = found == cuts_.begin() ? 0 : std::prev(found)->end;
   const auto index = static_cast<uint32_t>(task - first);
   const uint32_t row = index / found->num_pieces * found->job.tile_rows;
-  const uint32_t unit = found->unit_begin + index % found->num_pieces * found->piece_units;
+  const uint32_t piece = index % found->num_pieces;
   Product job = found->job;
   job.x += size_t{row} * job.x_stride;
   job.y += size_t{row} * job.y_stride;
@@ -121,7 +126,7 @@ void Products::run_task(size_t task, uint32_t thread) {
     job.quantised.sums += groups;
     job.quantised.scales += row;
   }
-  kernels_.product(job, unit, std::min(unit + found->piece_units, found->unit_end),
+  kernels_.product(job, found->piece_begin(piece), found->piece_begin(piece + 1),
                    thread_scratch_[thread].data());
 }
 

@@ -41,9 +41,13 @@ class Products {
     kernels::Product job;  // of all rows and units
     uint32_t unit_begin = 0;
     uint32_t unit_end = 0;
-    uint32_t piece_units = 0;
     uint32_t num_pieces = 0;  // a tile of rows
     size_t end = 0;           // of the tasks of this product and those before it
+
+    uint32_t piece_begin(uint32_t piece) const {
+      return unit_begin +
+             static_cast<uint32_t>(uint64_t{unit_end - unit_begin} * piece / num_pieces);
+    }
   };
 
   void quantise(std::span<const MatrixProduct> products);

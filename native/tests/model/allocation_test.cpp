@@ -25,11 +25,15 @@ std::atomic<uint64_t> num_allocations{0};
 namespace crossdock::testing {
 namespace {
 
-TEST(Allocation, AStepLikeOneBeforeItAllocatesNothing) {
+class Allocation : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(Allocation, AStepLikeOneBeforeItAllocatesNothing) {
   TemporaryDirectory directory;
-  TinyDecoder::random(tiny_config(), "BF16", 1).write(directory.path());
-  auto loaded = load_cpu_executor(
-      {.model_directory = directory.path(), .kv_dtype = DType::kBf16, .num_threads = 2});
+  TinyDecoder::random(tiny_config(GetParam()), "BF16", 1).write(directory.path());
+  auto loaded = load_cpu_executor({.model_directory = directory.path(),
+                                   .weights = {WeightDtype::kInt4, ""},
+                                   .kv_dtype = DType::kBf16,
+                                   .num_threads = 2});
   ASSERT_TRUE(loaded.ok()) << loaded.status().to_string();
   Executor& executor = *loaded.value();
   Slab slab(executor.layout(), 40);
@@ -55,6 +59,8 @@ TEST(Allocation, AStepLikeOneBeforeItAllocatesNothing) {
   EXPECT_EQ(first, second);
   EXPECT_GT(before, 0u);  // the counter is in place
 }
+
+INSTANTIATE_TEST_SUITE_P(Architectures, Allocation, ::testing::ValuesIn(kArchitectures));
 
 }  // namespace
 }  // namespace crossdock::testing
