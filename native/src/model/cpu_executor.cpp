@@ -221,7 +221,7 @@ Result<std::unique_ptr<Executor>> load_cpu_executor(const ExecutorConfig& config
   }
   auto checkpoint = Checkpoint::open(config.model_directory);
   if (!checkpoint.ok()) return checkpoint.status();
-  auto pool = std::make_unique<ThreadPool>(config.num_threads);
+  auto pool = std::make_unique<ThreadPool>(config.num_threads, config.pin_threads);
   auto weights = DecoderWeights::load(checkpoint.value(), model.value(), config.weights, *pool);
   if (!weights.ok()) return weights.status();
   return std::unique_ptr<Executor>(

@@ -5,6 +5,9 @@
 #include <unistd.h>
 
 #include <cassert>
+#include <optional>
+
+#include "crossdock/sys/cpu.h"
 
 namespace crossdock {
 namespace {
@@ -31,10 +34,15 @@ void futex_wake_all(std::atomic<uint32_t>& word) {
 
 }  // namespace
 
-ThreadPool::ThreadPool(uint32_t num_threads) : num_threads_(num_threads) {
+ThreadPool::ThreadPool(uint32_t num_threads, bool pin_workers) : num_threads_(num_threads) {
   assert(num_threads >= 1);
+  const auto cpus = allowed_cpus();
+  const bool pins = pin_workers && cpus.size() == num_threads;
   for (uint32_t thread = 1; thread < num_threads; ++thread) {
-    workers_.emplace_back([this, thread] { work(thread); });
+    workers_.emplace_back([this, thread, cpu = pins ? std::optional(cpus[thread]) : std::nullopt] {
+      if (cpu) pin_to_cpu(*cpu);
+      work(thread);
+    });
   }
 }
 

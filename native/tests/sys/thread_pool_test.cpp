@@ -9,6 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include "crossdock/sys/cpu.h"
+
 namespace crossdock {
 namespace {
 
@@ -53,6 +55,28 @@ TEST(ThreadPool, WorkersTakePart) {
     while (thread == 0 && !helped) std::this_thread::yield();
   });
   EXPECT_TRUE(helped);
+}
+
+TEST(ThreadPool, WorkersStayOnTheirProcessorsWhereThereAreAsManyAsThreads) {
+  const auto num_cpus = static_cast<uint32_t>(allowed_cpus().size());
+  ASSERT_GE(num_cpus, 1u);
+  const auto places = [&](uint32_t num_threads, bool pin_workers) {
+    ThreadPool pool(num_threads, pin_workers);
+    std::vector<size_t> counts(num_threads);
+    std::atomic<uint32_t> num_here = 0;
+    // Everyone waits for the others, so each thread takes one unit.
+    pool.parallel_for(num_threads, 1, [&](size_t, size_t, uint32_t thread) {
+      counts[thread] = allowed_cpus().size();
+      ++num_here;
+      while (num_here < num_threads) std::this_thread::yield();
+    });
+    return counts;
+  };
+  std::vector<size_t> pinned(num_cpus, 1);
+  pinned[0] = num_cpus;  // the caller goes where it likes
+  EXPECT_EQ(places(num_cpus, true), pinned);
+  EXPECT_EQ(places(num_cpus, false), std::vector<size_t>(num_cpus, num_cpus));
+  EXPECT_EQ(places(num_cpus + 1, true), std::vector<size_t>(num_cpus + 1, num_cpus));
 }
 
 TEST(ThreadPool, SleepsWhenIdle) {

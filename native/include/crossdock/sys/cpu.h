@@ -1,6 +1,9 @@
 // What the processor we run on can do, asked once.
 #pragma once
 
+#include <cstdint>
+#include <vector>
+
 namespace crossdock {
 
 struct CpuFeatures {
@@ -11,5 +14,10 @@ struct CpuFeatures {
 
 // Thread-safe; the answer never changes.
 const CpuFeatures& cpu_features();
+
+// The processors that the calling thread may run on; empty where the system does not say.
+std::vector<uint32_t> allowed_cpus();
+// Keeps the calling thread on one of them; a system that refuses leaves it where it is.
+void pin_to_cpu(uint32_t cpu);
 
 }  // namespace crossdock

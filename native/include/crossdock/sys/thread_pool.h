@@ -4,6 +4,10 @@
 // Workers spin for a few microseconds after a job, because within a step the next one follows at
 // once, and then sleep in the kernel: an idle pool uses no processor. A worker that wakes too late
 // finds the job closed and is not waited for.
+//
+// Where the process may use exactly as many processors as the pool has threads, each worker stays
+// on one of them, so that its share of the caches does; the caller is left to the system, since
+// what it starts later would inherit its place.
 #pragma once
 
 #include <atomic>
@@ -17,7 +21,7 @@ namespace crossdock {
 class ThreadPool {
  public:
   // The calling thread is one of num_threads, so num_threads - 1 are started.
-  explicit ThreadPool(uint32_t num_threads);
+  explicit ThreadPool(uint32_t num_threads, bool pin_workers = true);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
