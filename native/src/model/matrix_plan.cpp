@@ -142,6 +142,15 @@ uint32_t MatrixPlan::num_panels() const {
   return interleaved ? 2 * panels_of(to->num_outputs) : panels_of(to->num_outputs);
 }
 
+uint32_t MatrixPlan::packed_output(size_t part, uint32_t output) const {
+  if (interleaved) {
+    const auto panel = output / kPanelOutputs * 2 + static_cast<uint32_t>(part);
+    return panel * kPanelOutputs + output % kPanelOutputs;
+  }
+  for (size_t i = 0; i < part; ++i) output += parts[i].num_outputs;
+  return output;
+}
+
 size_t MatrixPlan::size_bytes() const {
   return num_panels() * kernels::panel_bytes(to->format, to->depth);
 }

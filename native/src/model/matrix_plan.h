@@ -36,6 +36,8 @@ struct MatrixPlan {
   // The format is chosen weight by weight, which takes longer than reading the result again.
   bool quantises() const;
   uint32_t num_panels() const;
+  // Which output of the packed matrix an output of a part is.
+  uint32_t packed_output(size_t part, uint32_t output) const;
   size_t size_bytes() const;
 };
 

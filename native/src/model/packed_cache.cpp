@@ -100,7 +100,7 @@ Status PackedCache::read(std::byte* arena, ThreadPool& pool) const {
   if (!file.ok()) return file.status();
   const auto bytes = file.value().bytes();
   const auto damaged = [&](const std::string& what) {
-    return Status(StatusCode::kDataLoss, files_.path(name_) + ": " + what + "; it is made again");
+    return Status(StatusCode::kDataLoss, path() + ": " + what + "; it is made again");
   };
   if (bytes.size() != kHeaderBytes + arena_bytes_) {
     return damaged("has " + std::to_string(bytes.size()) + " bytes, not " +

@@ -19,6 +19,7 @@ class PackedCache {
   PackedCache(const std::string& directory, const Fingerprint& model,
               const std::vector<MatrixPlan>& plans, size_t arena_bytes);
 
+  std::string path() const { return files_.path(name_); }
   // Reads the weights into the arena. NOT_FOUND: there are none; DATA_LOSS: the file is damaged or
   // of another version, and the arena holds nothing of use.
   Status read(std::byte* arena, ThreadPool& pool) const;

@@ -21,10 +21,6 @@ namespace fs = std::filesystem;
 
 class FileCacheTest : public ::testing::Test {
  protected:
-  FileCacheTest() {
-    std::string pattern = (fs::temp_directory_path() / "crossdock-XXXXXX").string();
-    directory_ = mkdtemp(pattern.data());
-  }
   ~FileCacheTest() override { fs::remove_all(directory_); }
 
   Status write(const FileCache& cache, const std::string& name, const std::string& content) {
@@ -58,8 +54,13 @@ class FileCacheTest : public ::testing::Test {
     return status;
   }
 
-  fs::path directory_;
-  FileCache cache_{directory_ / "made" / "here", 1 << 20};
+  static fs::path make_directory() {
+    std::string pattern = (fs::temp_directory_path() / "crossdock-XXXXXX").string();
+    return mkdtemp(pattern.data());
+  }
+
+  const fs::path directory_ = make_directory();
+  const FileCache cache_{directory_ / "made" / "here", 1 << 20};
 };
 
 TEST_F(FileCacheTest, WhatIsWrittenIsRead) {
