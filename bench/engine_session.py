@@ -31,7 +31,7 @@ from bench.pairs import (
     lossless,
     threads_text,
 )
-from bench.peer_programs import LlamaPrograms, PeerError, vllm_python
+from bench.peer_programs import LlamaPrograms, PeerError, pinned, vllm_python
 from bench.vllm_cpu import vllm_run
 from crossdock.errors import CrossdockError
 from crossdock.models.packed import packed_directory
@@ -103,8 +103,8 @@ class Session:
 
     def attend(self, threads: int) -> None:
         """Attention of one row over a long context, by dtype of the KV blocks."""
-        arguments = ["--threads", str(threads), "--case", _ATTENTION, "--repeats", "5"]
-        figures = {figure.case: figure for _, figure in self._engine(arguments)}
+        lines = self._engine(threads, "--case", _ATTENTION, "--repeats", "5")
+        figures = {figure.case: figure for _, figure in lines}
         text = threads_text(threads)
         self.figures += [_beside_limit(f, f"{case}, {text}") for case, f in figures.items()]
         fp8, bf16 = (figures.get(_ATTENTION + dtype) for dtype in ("fp8_e4m3", "bf16"))
@@ -122,9 +122,10 @@ class Session:
 
     def compare_orders(self, threads: int) -> None:
         """What batch invariance costs."""
-        arguments = ["--threads", str(threads), "--case", invariance.CASES]
         self.figures += invariance.measure(
-            lambda: self._engine(arguments), threads, lambda error: self._miss("torch", error)
+            lambda: self._engine(threads, "--case", invariance.CASES, "--repeats", "1"),
+            threads,
+            lambda error: self._miss("torch", error),
         )
 
     def start_engines(self, threads: int) -> None:
@@ -149,12 +150,13 @@ class Session:
             self.not_measured[what] = str(error)
             print(f"not measured: {what}: {error}", flush=True)
 
-    def _engine(self, arguments: Sequence[str]) -> Iterator[tuple[str, Figure]]:
-        """The lines of bench_engine with these arguments."""
+    def _engine(self, threads: int, *arguments: str) -> Iterator[tuple[str, Figure]]:
+        """The lines of bench_engine with these arguments, kept on the peers' processors."""
         if "engine" not in self.programs:
             raise ProgramError("there is no program bench_engine: build with CROSSDOCK_BENCH=ON")
-        common = ["--kernels", self.kernels, "--repeats", "1"]
-        return run_program(self.programs["engine"], [*common, *arguments])
+        options = ["--threads", str(threads), "--kernels", self.kernels, *arguments]
+        program, *rest = pinned(threads, [str(self.programs["engine"]), *options])
+        return run_program(Path(program), rest)
 
     def _peers(
         self, weight_format: WeightFormat, turns: Turns, stack: ExitStack
@@ -178,8 +180,8 @@ class Session:
     ) -> None:
         arguments = ["--model", str(self.model), "--weight-dtype", dtype]
         arguments += ["--weight-cache", str(packed_directory())]
-        arguments += ["--threads", str(rounds.threads), "--case", ",".join(cases)]
-        for line, figure in self._engine(arguments):
+        arguments += ["--case", ",".join(cases), "--repeats", "1"]
+        for line, figure in self._engine(rounds.threads, *arguments):
             rounds.add(Subject(OURS, dtype), figure.case, figure.value)
             for beside in (figure, *_integer_peak(line, figure)):
                 limits.setdefault((figure.case, dtype, beside.against), []).append(beside)

@@ -56,7 +56,7 @@ def figures(rounds: Rounds) -> Iterator[Figure]:
             if value is not None and limit is not None:
                 yield Figure(
                     bench="invariance",
-                    case=f"f32 product of {rows} rows, {threads_text(rounds.threads)}",
+                    case=f"f32 product, rows: {rows}, {threads_text(rounds.threads)}",
                     value=value,
                     unit="GFLOP/s",
                     limit=limit,

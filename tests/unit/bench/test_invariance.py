@@ -25,9 +25,9 @@ def test_the_ordered_product_stands_beside_each_that_is_free(
     figures = list(invariance.measure(_engine, 1, missed.append))
     assert not missed
     assert [(f.case, f.against, f.ratio) for f in figures] == [
-        ("f32 product of 1 rows, 1 thread", "crossdock f32 in any order", 0.8),
-        ("f32 product of 1 rows, 1 thread", "torch f32", 2.0),
-        ("f32 product of 512 rows, 1 thread", "torch f32", 0.9),
+        ("f32 product, rows: 1, 1 thread", "crossdock f32 in any order", 0.8),
+        ("f32 product, rows: 1, 1 thread", "torch f32", 2.0),
+        ("f32 product, rows: 512, 1 thread", "torch f32", 0.9),
     ]
 
 
