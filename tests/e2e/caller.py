@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
@@ -11,6 +12,7 @@ from typing import Self
 import grpc
 
 from crossdock.api.v1 import (
+    decode_pb2,
     decode_pb2_grpc,
     inference_pb2,
     inference_pb2_grpc,
@@ -108,6 +110,37 @@ def services(fleet: Fleet, role: str) -> list[ServiceRecord]:
 def router_address(fleet: Fleet) -> str:
     """Where the router serves gRPC."""
     return services(fleet, "router")[0].address
+
+
+def one_engine(
+    fleet: Fleet, prompt: Sequence[int], num_generated: int, **changes: object
+) -> Answer:
+    """The decode instance's engine does both phases: no handoff is named."""
+    params = sampling(num_generated, **changes)
+    request = decode_pb2.DecodeRequest(
+        request_id=uuid.uuid4().hex,
+        attempt=1,
+        token_ids=prompt,
+        sampling=decode_pb2.TokenSampling(
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p if params.HasField("top_p") else 1.0,
+            seed=params.seed,
+            max_tokens=params.max_tokens,
+            ignore_eos=True,
+        ),
+        # Of another tenant than the fleet's callers: nothing of theirs is found in its cache.
+        tenant_salt=b"one engine",
+        return_logit_digests=True,
+    )
+    answer = Answer()
+    with grpc.insecure_channel(services(fleet, "decode")[0].address) as channel:
+        for message in decode_pb2_grpc.DecodeStub(channel).Generate(
+            request, timeout=REQUEST_TIMEOUT_S
+        ):
+            answer.ids.extend(token.token_id for token in message.tokens)
+            answer.digests.extend(token.logit_digest for token in message.tokens)
+    return answer
 
 
 _STUBS = {

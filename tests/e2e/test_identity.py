@@ -8,26 +8,22 @@ digests of every logit row.
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import grpc
 import pytest
 
-from crossdock.api.v1 import decode_pb2, decode_pb2_grpc
 from crossdock.cli.fleet import Fleet
 from crossdock.cli.fleet_plan import FleetOptions
 from crossdock.tokenization import Tokenizer
 from tests.conftest import StartFleet
 from tests.e2e.caller import (
-    REQUEST_TIMEOUT_S,
     Answer,
     Caller,
+    one_engine,
     router_address,
     sampling,
-    services,
     wait_until_clean,
 )
 from tests.oracle.prompts import GOLDEN_IDS, NUM_GENERATED, build_prompts
@@ -79,44 +75,17 @@ def first_fleet(default_model: Path, fleet_starter: StartFleet) -> Iterator[Flee
     fleet.stop()
 
 
-def one_engine(fleet: Fleet, prompt: list[int], **changes: object) -> Answer:
-    """The decode instance's engine does both phases: no handoff is named."""
-    params = sampling(NUM_GENERATED, **changes)
-    request = decode_pb2.DecodeRequest(
-        request_id=uuid.uuid4().hex,
-        attempt=1,
-        token_ids=prompt,
-        sampling=decode_pb2.TokenSampling(
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p if params.HasField("top_p") else 1.0,
-            seed=params.seed,
-            max_tokens=params.max_tokens,
-            ignore_eos=True,
-        ),
-        # Of another tenant than the fleet's callers: nothing of theirs is found in its cache.
-        tenant_salt=b"one engine",
-        return_logit_digests=True,
-    )
-    answer = Answer()
-    with grpc.insecure_channel(services(fleet, "decode")[0].address) as channel:
-        for message in decode_pb2_grpc.DecodeStub(channel).Generate(
-            request, timeout=REQUEST_TIMEOUT_S
-        ):
-            answer.ids.extend(token.token_id for token in message.tokens)
-            answer.digests.extend(token.logit_digest for token in message.tokens)
-    return answer
-
-
 @pytest.fixture(scope="module")
 def alone(first_fleet: Fleet, prompts: dict[str, list[int]]) -> dict[str, Answer]:
     """Every prompt by itself, on one engine that does both phases."""
-    return {name: one_engine(first_fleet, prompt) for name, prompt in prompts.items()}
+    return {
+        name: one_engine(first_fleet, prompt, NUM_GENERATED) for name, prompt in prompts.items()
+    }
 
 
 @pytest.fixture(scope="module")
 def seeded_alone(first_fleet: Fleet, prompts: dict[str, list[int]]) -> Answer:
-    return one_engine(first_fleet, prompts["french"], **SEEDED)
+    return one_engine(first_fleet, prompts["french"], NUM_GENERATED, **SEEDED)
 
 
 @pytest.fixture(params=list(TOPOLOGIES))
