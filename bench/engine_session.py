@@ -73,6 +73,8 @@ class Session:
     log: Path  # every line of bench_engine
     figures: list[Figure] = field(default_factory=list)
     not_measured: dict[str, str] = field(default_factory=dict)
+    # By program the dtypes whose perplexity is f32's; empty: not known yet.
+    lossless: dict[str, list[str]] = field(default_factory=dict)
 
     def say_peers(self) -> None:
         """What the peers were compiled for."""
@@ -199,16 +201,24 @@ class Session:
 
     def _best(self, rounds: Rounds) -> Iterator[Figure]:
         """Decode at full quality: each side's fastest dtype that loses nothing."""
-        llama_formats = {"f32", *(name for f in self.formats for name in f.llama)}
+        if not self.lossless:
+            self._find_lossless(rounds.threads)
+        peers = {program: kept for program, kept in self.lossless.items() if program != OURS}
+        yield from best_figures(rounds, self.lossless[OURS], peers)
+
+    def _find_lossless(self, threads: int) -> None:
+        ours = {"f32", *(name for f in self.formats for name in f.ours)}
+        llama = {"f32", *(name for f in self.formats for name in f.llama)}
+        values = {OURS: perplexity.of_crossdock(self.model, sorted(ours), threads)}
         try:
-            values = perplexity.perplexities(self.llama, sorted(llama_formats), rounds.threads)
+            values[LLAMA] = perplexity.of_llama(self.llama, sorted(llama), threads)
         except PeerError as error:
             self._miss("llama.cpp's perplexity", error)
-            return
-        print("llama.cpp's perplexity:", ", ".join(f"{k} {v:.4f}" for k, v in values.items()))
-        ours = [name for f in self.formats for name in f.ours if f.keeps_quality(name)]
-        vllm = [name for f in self.formats for name in f.vllm]
-        yield from best_figures(rounds, ours, {LLAMA: lossless(values), VLLM: vllm})
+        for program, measured in values.items():
+            texts = (f"{dtype} {value:.4f}" for dtype, value in measured.items())
+            print(f"perplexity of {program}: {', '.join(texts)}", flush=True)
+            self.lossless[program] = lossless(measured)
+        self.lossless[VLLM] = [name for f in self.formats for name in f.vllm]
 
 
 def _limit_figures(limits: Limits, threads: int) -> Iterator[Figure]:

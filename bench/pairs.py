@@ -37,18 +37,12 @@ class WeightFormat:
     vllm: tuple[str, ...] = ()
     # What prefill should reach, as a multiple of llama.cpp's.
     prefill_goal: float | None = None
-    # Those of ours whose perplexity is further from f32's than PERPLEXITY_SHARE.
-    lossy: tuple[str, ...] = ()
-
-    def keeps_quality(self, dtype: str) -> bool:
-        """Whether crossdock's dtype counts among those that lose nothing."""
-        return dtype not in self.lossy
 
 
 FORMATS: Final = (
     WeightFormat("f32", ("f32",), ("f32",), ("float32",), 1.5),
     WeightFormat("bf16", ("bf16",), ("bf16",), ("bfloat16",)),
-    WeightFormat("8 bit", ("int8", "fp8"), ("q8_0",), (), 2.5, lossy=("fp8",)),
+    WeightFormat("8 bit", ("int8", "fp8"), ("q8_0",), (), 2.5),
     WeightFormat("4 bit", ("int4",), ("q4_1",), (), 2.5),
 )
 # Of crossdock's best format at full quality over the peer's.

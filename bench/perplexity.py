@@ -1,7 +1,7 @@
-"""Which of llama.cpp's formats lose nothing: their perplexity over one text, by its own program.
+"""Which formats lose nothing: their perplexity over one text, by each program's own arithmetic.
 
-The text is Python's documentation of its topics, which comes with every interpreter. Perplexities
-are compared with each other, never with those of another text, and kept beside the models.
+The text is Python's documentation of its topics, which comes with every interpreter. A program's
+perplexities are compared with each other alone: the programs cut the text differently.
 """
 
 from __future__ import annotations
@@ -17,9 +17,13 @@ from typing import Final
 
 from bench.gguf_formats import gguf_directory, gguf_file
 from bench.peer_programs import LlamaPrograms, PeerError, pinned, run
+from crossdock.models.packed import packed_directory
+from crossdock.models.perplexity import WINDOW_BLOCKS, measure_perplexity
+from crossdock.tokenization import Tokenizer
 
 _CONTEXT_TOKENS: Final = 512
 _CHUNKS: Final = 16
+_TOKENS: Final = 2_048
 # Enough for the chunks; about four characters make a token.
 _TEXT_CHARACTERS: Final = 6 * _CONTEXT_TOKENS * _CHUNKS
 
@@ -30,8 +34,26 @@ def text() -> str:
     return whole[:_TEXT_CHARACTERS]
 
 
-def perplexities(programs: LlamaPrograms, formats: Iterable[str], threads: int) -> dict[str, float]:
-    """By format; measured once a text. Raises PeerError."""
+def of_crossdock(model: Path, dtypes: Iterable[str], threads: int) -> dict[str, float]:
+    """By weight dtype, KV in f32. Raises StatusError where the model cannot be loaded."""
+    from crossdock._native import Executor
+
+    token_ids = Tokenizer.load(model).encode(text())[:_TOKENS]
+    values = {}
+    for dtype in dtypes:
+        executor = Executor.load(
+            str(model),
+            num_blocks=WINDOW_BLOCKS,
+            weight_dtype=dtype,
+            num_threads=threads,
+            cache_directory=str(packed_directory()),
+        )
+        values[dtype] = measure_perplexity(executor, token_ids).value
+    return values
+
+
+def of_llama(programs: LlamaPrograms, formats: Iterable[str], threads: int) -> dict[str, float]:
+    """By format; measured once a text and kept beside the models. Raises PeerError."""
     kept = gguf_directory() / "perplexity.json"
     key = hashlib.sha256(text().encode()).hexdigest()[:16]
     known: dict[str, float] = {}

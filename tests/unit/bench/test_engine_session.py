@@ -36,7 +36,9 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
     """Eight-bit weights, one machine for all. The engine does everything at 300 tokens/s."""
     monkeypatch.delenv("VLLM_PYTHON", raising=False)
     monkeypatch.setattr(engine_session, "gguf_file", lambda name: tmp_path / f"{name}.gguf")
-    monkeypatch.setattr(perplexity, "perplexities", lambda *_: {"f32": 10.0, "q8_0": 10.05})
+    monkeypatch.setattr(perplexity, "of_llama", lambda *_: {"f32": 10.0, "q8_0": 10.05})
+    ours = {"f32": 10.0, "int8": 10.001, "fp8": 10.5}
+    monkeypatch.setattr(perplexity, "of_crossdock", lambda *_: ours)
     lines = [_line(case, 300.0) for case in ("decode_one_stream", "decode_16_streams")]
     lines.append(_line("prefill_512", 300.0, integer_gops=200.0))
     text = "\n".join(lines)
@@ -72,6 +74,7 @@ def test_pairs_limits_and_what_was_not_measured(session: Session) -> None:
 def test_a_peer_that_loses_quality_is_not_its_best(session: Session) -> None:
     session.pair_formats(Turns(threads=1, num_rounds=1, with_vllm=False))
     assert not [f for f in session.figures if ", best" in f.case]
+    assert session.lossless == {"crossdock": ["f32", "int8"], "llama.cpp": ["f32"], "vLLM": []}
 
 
 def test_vllm_is_named_when_it_is_not_there(session: Session) -> None:
