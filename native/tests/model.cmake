@@ -14,9 +14,12 @@ crossdock_test(model_config_test
 crossdock_test(model_parts_test
   SOURCES tests/model/parts_test.cpp LINKS crossdock_model_testing)
 crossdock_test(model_sampler_test SOURCES tests/model/sampler_test.cpp LINKS crossdock_model)
+crossdock_test(model_weights_cache_test
+  SOURCES tests/model/weights_cache_test.cpp LINKS crossdock_model_testing)
 crossdock_test(model_weights_test
   SOURCES tests/model/weights_test.cpp LINKS crossdock_model_testing)
 if(CROSSDOCK_TESTS)
+  target_include_directories(model_weights_cache_test PRIVATE src/model)
   target_include_directories(model_weights_test PRIVATE src/model)
   target_include_directories(model_parts_test PRIVATE src/model)
   target_include_directories(model_sampler_test PRIVATE src/model)

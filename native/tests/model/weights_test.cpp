@@ -208,6 +208,37 @@ TEST_P(EveryArchitecture, KeepsFp8BlocksToTheBit) {
   }
 }
 
+std::vector<float> logits_of(const StoredCheckpoint& checkpoint) {
+  TemporaryDirectory directory;
+  checkpoint.write(directory.path());
+  auto loaded = load_cpu_executor({.model_directory = directory.path()});
+  EXPECT_TRUE(loaded.ok()) << loaded.status().to_string();
+  Executor& executor = *loaded.value();
+  Slab slab(executor.layout(), 2);
+  executor.bind_slab(slab.data(), slab.num_blocks());
+  const auto tokens = random_tokens(40, executor.model().vocab_size, 12);
+  const std::vector<BlockId> table = {1, 0};
+  const BatchItem item{tokens, 0, table, true};
+  const auto logits = executor.run(std::span(&item, 1), {});
+  return {logits.begin(), logits.end()};
+}
+
+// The bound is that of two orders of the same sums in f32.
+TEST_P(EveryArchitecture, Fp8BlocksComputeWhatTheirValuesDo) {
+  StoredCheckpoint checkpoint(TinyDecoder::random(wide_config(GetParam()), "F32", 13));
+  checkpoint.store_layers_as_fp8();
+  const auto blocks = logits_of(checkpoint);
+  StoredCheckpoint dequantised(checkpoint.model);
+  dequantised.model.config.erase("quantization_config");
+  const auto values = logits_of(dequantised);
+  ASSERT_EQ(blocks.size(), values.size());
+  float largest = 0.0f;
+  for (const float value : values) largest = std::max(largest, std::fabs(value));
+  for (size_t i = 0; i < values.size(); ++i) {
+    ASSERT_NEAR(blocks[i], values[i], 2e-5f * largest) << "token " << i;
+  }
+}
+
 TEST_P(EveryArchitecture, KeepsVectorsInF32) {
   const StoredCheckpoint checkpoint(TinyDecoder::random(tiny_config(GetParam()), "F32", 5));
   const auto weights = load_weights(checkpoint, WeightDtype::kInt4);
