@@ -9,7 +9,8 @@ namespace crossdock::testing {
 namespace {
 
 constexpr uint32_t kMaxTokens = 6;
-constexpr uint32_t kNumBlocks = 96;
+// All at once, so that no sequence is preempted and recomputed in the receiver's own dtype.
+constexpr uint32_t kNumBlocks = 160;
 
 std::unique_ptr<Executor> load(const std::string& directory, DType kv_dtype) {
   auto executor = load_cpu_executor({.model_directory = directory, .kv_dtype = kv_dtype});
@@ -51,12 +52,18 @@ Outcome converted_by_hand(const std::string& directory, DType from, DType to,
   return outcome;
 }
 
-class KvDtypes : public ::testing::TestWithParam<std::pair<DType, DType>> {};
+struct Case {
+  const char* architecture;
+  DType from;
+  DType to;
+};
+
+class KvDtypes : public ::testing::TestWithParam<Case> {};
 
 TEST_P(KvDtypes, AHandoffGivesWhatConvertedBlocksGive) {
-  const auto [from, to] = GetParam();
+  const auto [architecture, from, to] = GetParam();
   TemporaryDirectory directory;
-  TinyDecoder::random(tiny_config(), "F32", 1).write(directory.path());
+  TinyDecoder::random(tiny_config(architecture), "F32", 1).write(directory.path());
   LoopbackHub hub;
   EngineHost prefill(hub, directory.path(), 101, kNumBlocks, from);
   EngineHost decode(hub, directory.path(), 202, kNumBlocks, to);
@@ -71,35 +78,41 @@ TEST_P(KvDtypes, AHandoffGivesWhatConvertedBlocksGive) {
       start_handoff(prefill, decode, id++, prompt, kMaxTokens);
     }
   }
-  const uint64_t end = id;
-  for (id = 1; id < end; ++id) {
-    decode.wait([&] { return decode.outcome(id).over(); });
-    const auto prompt =
-        random_tokens(lengths[(id - 1) % 4], decode.ready().vocab_size, lengths[(id - 1) % 4]);
+  for (size_t i = 0; i < 4; ++i) {
+    const auto prompt = random_tokens(lengths[i], decode.ready().vocab_size, lengths[i]);
     const Outcome expected = converted_by_hand(directory.path(), from, to, prompt);
-    EXPECT_EQ(decode.outcome(id).tokens, expected.tokens) << id;
-    EXPECT_EQ(decode.outcome(id).digests, expected.digests) << id;
-    // Converted blocks are found by nobody else.
-    EXPECT_EQ(decode.outcome(id).num_cached_tokens, 0u);
+    for (id = i + 1; id <= i + 5; id += 4) {
+      decode.wait([&] { return decode.outcome(id).over(); });
+      EXPECT_EQ(decode.outcome(id).tokens, expected.tokens) << id;
+      EXPECT_EQ(decode.outcome(id).digests, expected.digests) << id;
+      // Converted blocks are found by nobody else.
+      EXPECT_EQ(decode.outcome(id).num_cached_tokens, 0u);
+    }
   }
   prefill.wait_until_clean();
   decode.wait_until_clean();
 }
 
-std::vector<std::pair<DType, DType>> unequal_pairs() {
-  std::vector<std::pair<DType, DType>> pairs;
-  const DType dtypes[] = {DType::kF32, DType::kBf16};
-  for (const DType from : dtypes) {
-    for (const DType to : dtypes) {
-      if (from != to) pairs.emplace_back(from, to);
+std::vector<Case> unequal_pairs() {
+  const std::vector<DType> grouped = {DType::kF32, DType::kBf16, DType::kFp8E4m3, DType::kFp8E5m2};
+  const std::vector<DType> latent = {DType::kF32, DType::kBf16, DType::kFp8DsMla};
+  std::vector<Case> cases;
+  const auto add = [&cases](const char* architecture, const std::vector<DType>& dtypes) {
+    for (const DType from : dtypes) {
+      for (const DType to : dtypes) {
+        if (from != to) cases.push_back({architecture, from, to});
+      }
     }
-  }
-  return pairs;
+  };
+  add("LlamaForCausalLM", grouped);
+  add("DeepseekV3ForCausalLM", latent);
+  return cases;
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryPair, KvDtypes, ::testing::ValuesIn(unequal_pairs()),
                          [](const auto& info) {
-                           return name(info.param.first) + "_to_" + name(info.param.second);
+                           return std::string(info.param.architecture) + "_" +
+                                  name(info.param.from) + "_to_" + name(info.param.to);
                          });
 
 }  // namespace
