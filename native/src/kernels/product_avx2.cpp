@@ -53,6 +53,7 @@ struct Avx2 {
 
   struct F32 {
     using Type = float;
+    static constexpr bool kIsSlow = false;
     static CROSSDOCK_INLINE Floats widen(const float* from) { return load_pair(from); }
     static CROSSDOCK_INLINE Floats load_sums(const float* from) { return load_pair(from); }
     static CROSSDOCK_INLINE void store_sums(float* to, Floats sums) { store(to, sums); }
@@ -60,6 +61,7 @@ struct Avx2 {
   // Even and odd outputs apart, as load_pair has them; in order only in memory.
   struct Bf16 {
     using Type = uint16_t;
+    static constexpr bool kIsSlow = false;
     static CROSSDOCK_INLINE Floats widen(const uint16_t* from) { return load_pair(from); }
     static CROSSDOCK_INLINE Floats load_sums(const float* from) {
       return as_loaded(load_pair(from), static_cast<const uint16_t*>(nullptr));
@@ -72,6 +74,7 @@ struct Avx2 {
   // that the widening left in bit 14 goes away.
   struct Fp8 {
     using Type = uint8_t;
+    static constexpr bool kIsSlow = true;
     static CROSSDOCK_INLINE Floats widen(const uint8_t* from) {
       const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
       const __m256i moved = _mm256_slli_epi16(_mm256_cvtepi8_epi16(codes), 7);
@@ -109,6 +112,7 @@ struct Avx2 {
     static constexpr size_t kGroupBytes = kInt8Group.bytes;
     static constexpr size_t kIntegers = kInt8Group.integers;
     static constexpr bool kHasMinimum = false;
+    static constexpr bool kIsSlow = false;
     static CROSSDOCK_INLINE Ints widen(const std::byte* from, int part) {
       return {widen_half(from, part), widen_half(from + 32, part)};
     }
@@ -121,6 +125,7 @@ struct Avx2 {
     static constexpr size_t kGroupBytes = kInt4Group.bytes;
     static constexpr size_t kIntegers = kInt4Group.integers;
     static constexpr bool kHasMinimum = true;
+    static constexpr bool kIsSlow = true;
     static CROSSDOCK_INLINE Ints widen(const std::byte* from, int part) {
       return {widen_half(from, part), widen_half(from + 32, part)};
     }

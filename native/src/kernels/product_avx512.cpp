@@ -40,6 +40,7 @@ struct Avx512 {
 
   struct F32 {
     using Type = float;
+    static constexpr bool kIsSlow = false;
     static CROSSDOCK_INLINE Floats widen(const float* from) { return load(from); }
     static CROSSDOCK_INLINE Floats load_sums(const float* from) { return load(from); }
     static CROSSDOCK_INLINE void store_sums(float* to, Floats sums) { store(to, sums); }
@@ -55,6 +56,7 @@ struct Avx512 {
   // that the widening left in bit 14 goes away.
   struct Fp8 {
     using Type = uint8_t;
+    static constexpr bool kIsSlow = true;
     static CROSSDOCK_INLINE Floats widen(const uint8_t* from) {
       const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
       const __m256i moved = _mm256_slli_epi16(_mm256_cvtepi8_epi16(codes), 7);
@@ -80,6 +82,7 @@ struct Avx512 {
     static constexpr size_t kGroupBytes = kInt8Group.bytes;
     static constexpr size_t kIntegers = kInt8Group.integers;
     static constexpr bool kHasMinimum = false;
+    static constexpr bool kIsSlow = false;
     static CROSSDOCK_INLINE Ints widen(const std::byte* from, int part) {
       const Ints bytes = _mm512_loadu_si512(from);
       return _mm512_srai_epi16(part == 0 ? _mm512_slli_epi16(bytes, 8) : bytes, 8);
@@ -89,6 +92,7 @@ struct Avx512 {
     static constexpr size_t kGroupBytes = kInt4Group.bytes;
     static constexpr size_t kIntegers = kInt4Group.integers;
     static constexpr bool kHasMinimum = true;
+    static constexpr bool kIsSlow = true;
     static CROSSDOCK_INLINE Ints widen(const std::byte* from, int part) {
       const Ints nibbles = _mm512_srli_epi16(_mm512_loadu_si512(from), 4 * part);
       return part == 3 ? nibbles : _mm512_and_si512(nibbles, _mm512_set1_epi16(15));
