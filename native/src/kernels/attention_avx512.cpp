@@ -78,38 +78,36 @@ struct Lanes16 {
     }
   };
 
-  // FP8 by way of f16, as Lanes8 has it; `Format` takes sign-extended bytes.
+  // FP8 by way of bf16, as Lanes8 has it; `Format` takes sign-extended bytes.
   template <typename Format, typename NarrowElements>
-  struct Fp8 : F32 {
+  struct Fp8 : Bf16 {
     using Type = uint8_t;
     using Narrow = NarrowElements;
     static CROSSDOCK_INLINE Floats one(const uint8_t* from) {
       const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-      const __m512i extended = _mm512_castsi256_si512(_mm256_cvtepi8_epi16(bytes));
-      return _mm512_cvtph_ps(_mm512_castsi512_si256(Format::to_f16(extended)));
+      const __m512i bits = Format::to_bf16(_mm512_cvtepi8_epi32(bytes));
+      return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
     }
     template <int C>
     static CROSSDOCK_INLINE Two pair(const uint8_t* row, int index) {
       const __m256i bytes =
           _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + index * 2 * kWidth));
-      const __m512i halves = Format::to_f16(_mm512_cvtepi8_epi16(bytes));
-      return {_mm512_cvtph_ps(_mm512_castsi512_si256(halves)),
-              _mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1))};
+      const __m512i bits = Format::to_bf16(_mm512_cvtepi8_epi16(bytes));
+      const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+      return {_mm512_castsi512_ps(_mm512_slli_epi32(bits, 16)),
+              _mm512_castsi512_ps(_mm512_and_si512(bits, high))};
     }
   };
   struct E4m3Format {
-    static CROSSDOCK_INLINE __m512i to_f16(__m512i extended) {
-      const __m512i moved = _mm512_and_si512(_mm512_slli_epi16(extended, 7),
-                                             _mm512_set1_epi16(static_cast<short>(0xbf80)));
-      const __m512i carried = _mm512_add_epi16(moved, _mm512_set1_epi16(0x80));
-      constexpr int kFirstOrBothOthers = 0xf8;
-      return _mm512_ternarylogic_epi32(moved, carried, _mm512_set1_epi16(0x4000),
-                                       kFirstOrBothOthers);
+    static CROSSDOCK_INLINE __m512i to_bf16(__m512i extended) {
+      return _mm512_and_si512(_mm512_slli_epi16(extended, 4),
+                              _mm512_set1_epi16(static_cast<short>(0x87f0)));
     }
   };
   struct E5m2Format {
-    static CROSSDOCK_INLINE __m512i to_f16(__m512i extended) {
-      return _mm512_slli_epi16(extended, 8);
+    static CROSSDOCK_INLINE __m512i to_bf16(__m512i extended) {
+      return _mm512_and_si512(_mm512_slli_epi16(extended, 5),
+                              _mm512_set1_epi16(static_cast<short>(0x8fe0)));
     }
   };
   using E4m3 = Fp8<E4m3Format, Lanes8::E4m3>;

@@ -19,21 +19,36 @@ constexpr uint32_t kSlots = 32;  // of a block
 template <typename Elements>
 constexpr bool kIsFp8 = sizeof(typename Elements::Type) == 1;
 
-// acc[r][c] continues its chain over a[r][0..count) * b[0..count)[c], where rows of b are `stride`
-// apart. With few rows K and V stream from memory, so what lies `ahead` of each element is fetched
-// meanwhile, into the second level: the first has too few misses in flight to keep the memory busy
-// (measured: 12 GB/s a core against 19 over blocks of 8 KiB). More rows find the block in the
-// cache.
+// B: rows of columns, `stride` apart. What lies `ahead` of each element is wanted next.
+template <typename Elements>
+struct Columns {
+  const typename Elements::Type* base;
+  size_t stride;
+  ptrdiff_t ahead;
+};
+
+template <typename Elements>
+CROSSDOCK_INLINE Columns<Elements> columns_of(const KvBlock& block, size_t first, size_t stride) {
+  using Type = typename Elements::Type;
+  return {reinterpret_cast<const Type*>(block.bytes) + first, stride,
+          (block.next - block.bytes) / static_cast<ptrdiff_t>(sizeof(Type))};
+}
+
+// acc[r][c] continues its chain over a[r][0..count) * b[0..count)[c]. With few rows K and V stream
+// from memory, so what is wanted next is fetched meanwhile, into the second level: the first has
+// too few misses in flight to keep the memory busy (measured: 12 GB/s a core against 19 over blocks
+// of 8 KiB). More rows find the block in the cache.
 template <typename Isa, typename Elements, int R, int C>
 CROSSDOCK_INLINE void accumulate(typename Isa::Floats (&acc)[R][C], const float* a, size_t a_stride,
-                                 const typename Elements::Type* b, size_t stride, ptrdiff_t ahead,
-                                 uint32_t count) {
+                                 const Columns<Elements>& columns, uint32_t count) {
   constexpr int kPerLine = 64 / (Isa::kWidth * sizeof(typename Elements::Type));
-  for (uint32_t k = 0; k < count; ++k, b += stride) {
+  const typename Elements::Type* b = columns.base;
+  for (uint32_t k = 0; k < count; ++k, b += columns.stride) {
     if constexpr (R <= Isa::kStreamingRows) {
 #pragma GCC unroll 8
       for (int c = 0; c < C; c += kPerLine) {
-        _mm_prefetch(reinterpret_cast<const char*>(b + c * Isa::kWidth + ahead), _MM_HINT_T1);
+        _mm_prefetch(reinterpret_cast<const char*>(b + c * Isa::kWidth + columns.ahead),
+                     _MM_HINT_T1);
       }
     }
     if constexpr (C == 1) {
@@ -45,7 +60,7 @@ CROSSDOCK_INLINE void accumulate(typename Isa::Floats (&acc)[R][C], const float*
     } else {
 #pragma GCC unroll 8
       for (int c = 0; c < C; c += 2) {
-        const auto columns = Elements::template pair<C>(b, c / 2);
+        const auto two = Elements::template pair<C>(b, c / 2);
         // Each pair loads the values of A again: kept in registers across pairs, they would push
         // accumulators out to the stack (measured: half the speed).
         const float* values = a + k;
@@ -53,22 +68,12 @@ CROSSDOCK_INLINE void accumulate(typename Isa::Floats (&acc)[R][C], const float*
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
           const auto value = Isa::broadcast(values + r * a_stride);
-          acc[r][c] = Isa::fma(value, columns.first, acc[r][c]);
-          acc[r][c + 1] = Isa::fma(value, columns.second, acc[r][c + 1]);
+          acc[r][c] = Isa::fma(value, two.first, acc[r][c]);
+          acc[r][c + 1] = Isa::fma(value, two.second, acc[r][c + 1]);
         }
       }
     }
   }
-}
-
-template <typename Elements>
-CROSSDOCK_INLINE const typename Elements::Type* elements_of(const KvBlock& block) {
-  return reinterpret_cast<const typename Elements::Type*>(block.bytes);
-}
-
-template <typename Elements>
-CROSSDOCK_INLINE ptrdiff_t ahead_of(const KvBlock& block) {
-  return (block.next - block.bytes) / static_cast<ptrdiff_t>(sizeof(typename Elements::Type));
 }
 
 template <typename Isa, int R, int C>
@@ -90,9 +95,8 @@ CROSSDOCK_INLINE void score_tile(const Scores& job, uint32_t row, uint32_t slot)
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) acc[r][c] = Isa::zero();
   }
-  accumulate<Isa, Elements>(acc, job.q + size_t{row} * head_dim, head_dim,
-                            elements_of<Elements>(job.k) + slot, kSlots, ahead_of<Elements>(job.k),
-                            head_dim);
+  accumulate<Isa>(acc, job.q + size_t{row} * head_dim, head_dim,
+                  columns_of<Elements>(job.k, slot, kSlots), head_dim);
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) Elements::in_order(acc[r]);
   store_rows<Isa>(acc, job.scores + row * job.scores_stride + slot, job.scores_stride);
@@ -125,9 +129,9 @@ CROSSDOCK_INLINE void value_tile(const WeightedSum& job, uint32_t row, uint32_t 
     }
     Elements::as_loaded(acc[r]);
   }
-  accumulate<Isa, Elements>(acc, job.p + row * job.p_stride + job.slot_begin, job.p_stride,
-                            elements_of<Elements>(job.v) + size_t{job.slot_begin} * head_dim + dim,
-                            head_dim, ahead_of<Elements>(job.v), job.slot_end - job.slot_begin);
+  accumulate<Isa>(acc, job.p + row * job.p_stride + job.slot_begin, job.p_stride,
+                  columns_of<Elements>(job.v, size_t{job.slot_begin} * head_dim + dim, head_dim),
+                  job.slot_end - job.slot_begin);
 #pragma GCC unroll 16
   for (int r = 0; r < R; ++r) Elements::in_order(acc[r]);
   store_rows<Isa>(acc, values, head_dim);
@@ -168,7 +172,7 @@ CROSSDOCK_INLINE void for_groups(const Tile& tile, uint32_t row, uint32_t num_ro
 // A block used by many rows is widened once.
 template <typename Isa, typename Elements>
 KvBlock widened(const KvBlock& block, float* scratch) {
-  const auto* from = elements_of<Elements>(block);
+  const auto* from = columns_of<Elements>(block, 0, 0).base;
   // 32 slots times a multiple of 8 dims are whole fours of registers.
   constexpr int kStep = 4 * Isa::kWidth;
   for (size_t i = 0; i < size_t{block.head_dim} * kSlots; i += kStep) {
@@ -214,34 +218,44 @@ void weighted_sum_of(const WeightedSum& job) {
   Isa::for_rows(ValueRows<Isa, Elements>{job}, job.num_rows);
 }
 
-// Rows of 32 slots, times the scales of the block; an e4m3's takes the 2^8 that its elements lack.
+// Rows of 32 slots.
+struct SlotRows {
+  const float* from;
+  size_t from_stride;
+  float* to;
+  size_t to_stride;
+  uint32_t num_rows;
+};
+
+// Times the scales of the block, and `factor`.
 template <typename Isa>
-void scale_rows(const KvBlock& block, uint32_t num_rows, const float* from, size_t from_stride,
-                float* to, size_t to_stride) {
+void scale_rows(const KvBlock& block, float factor, const SlotRows& rows) {
   const auto* scales =
       reinterpret_cast<const float*>(block.bytes + size_t{block.head_dim} * kSlots);
-  const float factor = block.type == ElementType::kFp8E4m3 ? 256.0f : 1.0f;
   for (uint32_t slot = 0; slot < kSlots; slot += Isa::kWidth) {
     const auto* next = reinterpret_cast<const char*>(scales + slot) + (block.next - block.bytes);
     _mm_prefetch(next, _MM_HINT_T1);
     const auto scale = Isa::multiply(Isa::load(scales + slot), Isa::broadcast(&factor));
-    for (uint32_t row = 0; row < num_rows; ++row) {
-      Isa::store(to + row * to_stride + slot,
-                 Isa::multiply(Isa::load(from + row * from_stride + slot), scale));
+    for (uint32_t row = 0; row < rows.num_rows; ++row) {
+      const auto value = Isa::load(rows.from + row * rows.from_stride + slot);
+      Isa::store(rows.to + row * rows.to_stride + slot, Isa::multiply(value, scale));
     }
   }
 }
 
 template <typename Isa>
 void scores(const Scores& job) {
+  const SlotRows rows{job.scores, job.scores_stride, job.scores, job.scores_stride, job.num_rows};
   switch (job.k.type) {
     case ElementType::kF32: return scores_of<Isa, typename Isa::F32>(job);
     case ElementType::kBf16: return scores_of<Isa, typename Isa::Bf16>(job);
-    case ElementType::kFp8E4m3: scores_of<Isa, typename Isa::E4m3>(job); break;
-    case ElementType::kFp8E5m2: scores_of<Isa, typename Isa::E5m2>(job); break;
+    case ElementType::kFp8E4m3:
+      scores_of<Isa, typename Isa::E4m3>(job);
+      return scale_rows<Isa>(job.k, kE4m3Rest, rows);
+    case ElementType::kFp8E5m2:
+      scores_of<Isa, typename Isa::E5m2>(job);
+      return scale_rows<Isa>(job.k, kE5m2Rest, rows);
   }
-  scale_rows<Isa>(job.k, job.num_rows, job.scores, job.scores_stride, job.scores,
-                  job.scores_stride);
 }
 
 template <typename Isa>
@@ -250,7 +264,7 @@ void weighted_sum(const WeightedSum& job) {
   if (job.v.type == ElementType::kBf16) return weighted_sum_of<Isa, typename Isa::Bf16>(job);
   WeightedSum scaled = job;
   float* p = job.scratch + size_t{job.v.head_dim} * kSlots;
-  scale_rows<Isa>(job.v, job.num_rows, job.p, job.p_stride, p, kSlots);
+  scale_rows<Isa>(job.v, kFp8Lift, {job.p, job.p_stride, p, kSlots, job.num_rows});
   scaled.p = p;
   scaled.p_stride = kSlots;
   if (job.v.type == ElementType::kFp8E4m3) return weighted_sum_of<Isa, typename Isa::E4m3>(scaled);

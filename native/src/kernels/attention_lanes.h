@@ -54,6 +54,21 @@ struct Lanes8 {
             _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(odd), kSwapMiddle))};
   }
 
+  // Four rows of four columns in each half of the registers.
+  struct Fours {
+    Floats of[4];
+  };
+  static CROSSDOCK_INLINE Fours transpose(Floats a, Floats b, Floats c, Floats d) {
+    const __m256d low_ab = _mm256_castps_pd(_mm256_unpacklo_ps(a, b));
+    const __m256d low_cd = _mm256_castps_pd(_mm256_unpacklo_ps(c, d));
+    const __m256d high_ab = _mm256_castps_pd(_mm256_unpackhi_ps(a, b));
+    const __m256d high_cd = _mm256_castps_pd(_mm256_unpackhi_ps(c, d));
+    return {{_mm256_castpd_ps(_mm256_unpacklo_pd(low_ab, low_cd)),
+             _mm256_castpd_ps(_mm256_unpackhi_pd(low_ab, low_cd)),
+             _mm256_castpd_ps(_mm256_unpacklo_pd(high_ab, high_cd)),
+             _mm256_castpd_ps(_mm256_unpackhi_pd(high_ab, high_cd))}};
+  }
+
   struct F32 {
     using Type = float;
     static CROSSDOCK_INLINE Floats one(const float* from) { return load(from); }
@@ -102,22 +117,23 @@ struct Lanes8 {
     }
   };
 
-  // FP8 by way of f16, whose bits `Format` makes of those in the high bytes of 16-bit lanes.
+  // FP8 by way of bf16, whose bits `Format` makes of those in the high bytes of 16-bit lanes.
   template <typename Format>
   struct Fp8 {
     using Type = uint8_t;
     static CROSSDOCK_INLINE Two widen(__m256i high_bytes) {
-      const __m256i halves = Format::to_f16(high_bytes);
-      return {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
-              _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
+      const __m256i bits = Format::to_bf16(high_bytes);
+      const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+      return {_mm256_castsi256_ps(_mm256_slli_epi32(bits, 16)),
+              _mm256_castsi256_ps(_mm256_and_si256(bits, high))};
     }
     static CROSSDOCK_INLINE Floats one(const uint8_t* from) {
       const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
-      const __m128i high_bytes = _mm_unpacklo_epi8(_mm_setzero_si128(), bytes);
-      return _mm256_cvtph_ps(
-          _mm256_castsi256_si128(Format::to_f16(_mm256_castsi128_si256(high_bytes))));
+      const __m256i lanes = _mm256_slli_epi32(_mm256_cvtepu8_epi32(bytes), 24);
+      const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+      return _mm256_castsi256_ps(_mm256_and_si256(Format::to_bf16(lanes), high));
     }
-    // Of 32 columns the even ones are a pair, and the odd ones are the next, without a shuffle.
+    // Of each four columns the first and the third are a pair, the others the next: no shuffle.
     template <int C>
     static CROSSDOCK_INLINE Two pair(const uint8_t* row, int index) {
       if constexpr (C % 4 == 0) {
@@ -131,46 +147,43 @@ struct Lanes8 {
     }
     template <int C>
     static CROSSDOCK_INLINE void in_order(Floats (&columns)[C]) {
-      if constexpr (C % 4 == 0) {
+      if constexpr (C % 4 != 0) return Bf16::in_order(columns);
 #pragma GCC unroll 8
-        for (int c = 0; c < C; c += 4) {
-          const Two low = interleave({columns[c], columns[c + 2]});
-          const Two high = interleave({columns[c + 1], columns[c + 3]});
-          columns[c] = low.first;
-          columns[c + 1] = low.second;
-          columns[c + 2] = high.first;
-          columns[c + 3] = high.second;
-        }
+      for (int c = 0; c + 3 < C; c += 4) {
+        const Fours fours = transpose(columns[c], columns[c + 2], columns[c + 1], columns[c + 3]);
+        columns[c] = _mm256_permute2f128_ps(fours.of[0], fours.of[1], 0x20);
+        columns[c + 1] = _mm256_permute2f128_ps(fours.of[2], fours.of[3], 0x20);
+        columns[c + 2] = _mm256_permute2f128_ps(fours.of[0], fours.of[1], 0x31);
+        columns[c + 3] = _mm256_permute2f128_ps(fours.of[2], fours.of[3], 0x31);
       }
     }
     template <int C>
     static CROSSDOCK_INLINE void as_loaded(Floats (&columns)[C]) {
-      if constexpr (C % 4 == 0) {
+      if constexpr (C % 4 != 0) return Bf16::as_loaded(columns);
 #pragma GCC unroll 8
-        for (int c = 0; c < C; c += 4) {
-          const Two low = part({columns[c], columns[c + 1]});
-          const Two high = part({columns[c + 2], columns[c + 3]});
-          columns[c] = low.first;
-          columns[c + 1] = high.first;
-          columns[c + 2] = low.second;
-          columns[c + 3] = high.second;
-        }
+      for (int c = 0; c + 3 < C; c += 4) {
+        const Fours fours = transpose(_mm256_permute2f128_ps(columns[c], columns[c + 2], 0x20),
+                                      _mm256_permute2f128_ps(columns[c], columns[c + 2], 0x31),
+                                      _mm256_permute2f128_ps(columns[c + 1], columns[c + 3], 0x20),
+                                      _mm256_permute2f128_ps(columns[c + 1], columns[c + 3], 0x31));
+        columns[c] = fours.of[0];
+        columns[c + 1] = fours.of[2];
+        columns[c + 2] = fours.of[1];
+        columns[c + 3] = fours.of[3];
       }
     }
   };
-  // Moved into an f16, an e4m3 is its value by 2^-8. Adding one to the mantissa of its one NaN
-  // carries into the highest bit of the exponent, which makes it a NaN of f16.
+  // The bits of FP8 where an f32 has its own: an e4m3 is its value by 2^-120, an e5m2 by 2^-112.
   struct E4m3Format {
-    static CROSSDOCK_INLINE __m256i to_f16(__m256i high_bytes) {
-      const __m256i moved = _mm256_and_si256(_mm256_srai_epi16(high_bytes, 1),
-                                             _mm256_set1_epi16(static_cast<short>(0xbf80)));
-      const __m256i carried = _mm256_add_epi16(moved, _mm256_set1_epi16(0x80));
-      return _mm256_or_si256(moved, _mm256_and_si256(carried, _mm256_set1_epi16(0x4000)));
+    static CROSSDOCK_INLINE __m256i to_bf16(__m256i high_bytes) {
+      return _mm256_and_si256(_mm256_srai_epi16(high_bytes, 4),
+                              _mm256_set1_epi16(static_cast<short>(0x87f0)));
     }
   };
   struct E5m2Format {
-    static CROSSDOCK_INLINE __m256i to_f16(__m256i high_bytes) {
-      return _mm256_and_si256(high_bytes, _mm256_set1_epi16(static_cast<short>(0xff00)));
+    static CROSSDOCK_INLINE __m256i to_bf16(__m256i high_bytes) {
+      return _mm256_and_si256(_mm256_srai_epi16(high_bytes, 3),
+                              _mm256_set1_epi16(static_cast<short>(0x8fe0)));
     }
   };
   using E4m3 = Fp8<E4m3Format>;

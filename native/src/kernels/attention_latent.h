@@ -29,8 +29,7 @@ CROSSDOCK_INLINE void transpose(__m256 (&rows)[8]) {
   }
 }
 
-// Eight elements at `dim` of a part of a row, the latents of FP8 times their scale, which takes the
-// 2^8 that an e4m3 lacks.
+// Eight elements at `dim` of a part of a row, the latents of FP8 times their scale.
 template <typename Elements>
 CROSSDOCK_INLINE __m256 latent_values(const LatentRows& rows, const std::byte* row, size_t offset,
                                       uint32_t dim) {
@@ -38,7 +37,8 @@ CROSSDOCK_INLINE __m256 latent_values(const LatentRows& rows, const std::byte* r
       Elements::one(reinterpret_cast<const typename Elements::Type*>(row + offset) + dim);
   if constexpr (!kIsFp8<Elements>) return value;
   const auto* scales = reinterpret_cast<const float*>(row + rows.scales_offset);
-  return _mm256_mul_ps(value, _mm256_set1_ps(scales[dim / kLatentGroup] * 256.0f));
+  return _mm256_mul_ps(_mm256_mul_ps(value, _mm256_set1_ps(0x1p120f)),
+                       _mm256_set1_ps(scales[dim / kLatentGroup]));
 }
 
 // num_dims elements of every row, from `offset` on, into keys[dim][slot].

@@ -1,7 +1,7 @@
 // The reference of attention: one loop an output, written to be read.
+#include <bit>
 #include <cmath>
 
-#include "crossdock/kernels/fp8.h"
 #include "crossdock/kernels/math.h"
 #include "variants.h"
 
@@ -10,21 +10,19 @@ namespace {
 
 constexpr uint32_t kBlockSlots = 32;
 
-// As it enters a chain; the rest of an FP8's value is in its scale.
+// As it enters a chain; the rest of an FP8's value is in the other factors.
 float element(const std::byte* base, ElementType type, size_t index) {
+  const auto fp8 = [&](int shift) {
+    const auto code = std::to_integer<uint32_t>(base[index]);
+    return std::bit_cast<float>((code & 0x80u) << 24 | (code & 0x7fu) << shift);
+  };
   switch (type) {
     case ElementType::kF32: return reinterpret_cast<const float*>(base)[index];
     case ElementType::kBf16: return widen_bf16(reinterpret_cast<const uint16_t*>(base)[index]);
-    case ElementType::kFp8E4m3:
-      return E4m3::decode(std::to_integer<uint8_t>(base[index])) * 0x1p-8f;
-    case ElementType::kFp8E5m2: return E5m2::decode(std::to_integer<uint8_t>(base[index]));
+    case ElementType::kFp8E4m3: return fp8(20);
+    case ElementType::kFp8E5m2: return fp8(21);
   }
   return 0.0f;
-}
-
-// What the chains over a slot's elements of K are multiplied by, or the probabilities of V before.
-float scale_of(ElementType type, float scale) {
-  return type == ElementType::kFp8E4m3 ? scale * 0x1p8f : scale;
 }
 
 const float* scales_of(const KvBlock& block) {
@@ -40,7 +38,7 @@ void scores(const Scores& job) {
         sum = std::fma(job.q[size_t{row} * head_dim + dim],
                        element(job.k.bytes, job.k.type, size_t{dim} * kBlockSlots + slot), sum);
       }
-      if (is_fp8(job.k.type)) sum *= scale_of(job.k.type, scales_of(job.k)[slot]);
+      if (is_fp8(job.k.type)) sum *= scales_of(job.k)[slot] * fp8_rest(job.k.type);
       job.scores[row * job.scores_stride + slot] = sum;
     }
   }
@@ -78,7 +76,7 @@ void weighted_sum(const WeightedSum& job) {
   for (uint32_t row = 0; row < job.num_rows; ++row) {
     for (uint32_t slot = job.slot_begin; slot < job.slot_end; ++slot) {
       float p = job.p[row * job.p_stride + slot];
-      if (is_fp8(job.v.type)) p *= scale_of(job.v.type, scales_of(job.v)[slot]);
+      if (is_fp8(job.v.type)) p *= scales_of(job.v)[slot] * kFp8Lift;
       for (uint32_t dim = 0; dim < head_dim; ++dim) {
         float& value = job.values[size_t{row} * head_dim + dim];
         value = std::fma(p, element(job.v.bytes, job.v.type, size_t{slot} * head_dim + dim), value);
@@ -92,7 +90,7 @@ float latent_value(const LatentRows& rows, uint32_t slot, uint32_t dim) {
   const float value = element(row, rows.type, dim);
   if (!is_fp8(rows.type)) return value;
   const auto* scales = reinterpret_cast<const float*>(row + rows.scales_offset);
-  return value * scale_of(rows.type, scales[dim / kLatentGroup]);
+  return value * 0x1p120f * scales[dim / kLatentGroup];
 }
 
 float rope_value(const LatentRows& rows, uint32_t slot, uint32_t dim) {

@@ -51,9 +51,6 @@ struct QueryTile {
 inline uint32_t num_head_groups(uint32_t num_heads) {
   return (num_heads + kTileRows - 1) / kTileRows;
 }
-inline uint32_t head_group_begin(uint32_t num_heads, uint32_t group) {
-  return num_heads * group / num_head_groups(num_heads);
-}
 // Tokens in a tile of a group of query heads.
 inline uint32_t tile_tokens(uint32_t group_heads) {
   return group_heads < kTileRows ? kTileRows / group_heads : 1;

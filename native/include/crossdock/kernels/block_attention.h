@@ -3,8 +3,14 @@
 // Reductions are single chains of fma in a fixed order with vector lanes across slots (scores) or
 // across dims (values), from the widened elements of the pool's type. The scales of FP8 are applied
 // to a whole chain: score = chain(q, k8) * k_scale[slot]; p * v_scale[slot] before the chain over
-// slots. An e4m3 enters a chain as its value by 2^-8, which is what its bits are when they are read
-// as an f16's, and its scale by 2^8; only a chain that underflows can tell the difference.
+// slots.
+//
+// FP8 enters a chain as what its bits are where an f32 has its own, which takes two instructions:
+// an e4m3 as its value by 2^-120, an e5m2 as its value by 2^-112. Queries come times kFp8Lift, and
+// p takes kFp8Lift along with its scale, so that the chains stay clear of subnormals; what then is
+// missing, the rest, goes into the scale of K, and the values are in units of one over the rest.
+// Powers of two move no bit of a result. (The codes of NaN and infinity, which kv_codec.h never
+// writes, count on as if they were numbers.)
 //
 // Results are the same bits in every variant, but for the sign and the payload of a NaN.
 #pragma once
@@ -21,6 +27,13 @@ constexpr size_t size_bytes(ElementType type) {
   return type == ElementType::kF32 ? 4 : type == ElementType::kBf16 ? 2 : 1;
 }
 constexpr bool is_fp8(ElementType type) { return size_bytes(type) == 1; }
+
+inline constexpr float kFp8Lift = 0x1p90f;
+inline constexpr float kE4m3Rest = 0x1p30f;  // 120 - 90
+inline constexpr float kE5m2Rest = 0x1p22f;
+constexpr float fp8_rest(ElementType type) {
+  return type == ElementType::kFp8E4m3 ? kE4m3Rest : kE5m2Rest;
+}
 
 // A row of latent attention (MLA), as DeepSeek-V2 describes it: what one token caches in one layer.
 // Every query head sees [latent | rope] as its key and the latent as its value. kFp8E4m3 is
@@ -66,7 +79,8 @@ inline size_t block_scratch_floats(uint32_t num_rows, uint32_t head_dim) {
   return 32 * (size_t{num_rows} + head_dim);
 }
 
-// scores[row][slot] = chain over dim of q[row][dim] * k[dim][slot], for the 32 slots of a block.
+// scores[row][slot] = chain over dim of q[row][dim] * k[dim][slot], for the 32 slots of a block;
+// for FP8 q is times kFp8Lift.
 struct Scores {
   const float* q = nullptr;  // [row][head_dim]
   uint32_t num_rows = 0;
@@ -77,7 +91,7 @@ struct Scores {
 };
 
 // values[row][dim] continues its chain over slots of p[row][slot] * v[slot][dim], from slot_begin
-// to slot_end of the block.
+// to slot_end of the block; for FP8 the values are in units of 1 / fp8_rest(type).
 struct WeightedSum {
   const float* p = nullptr;  // [row][p_stride], indexed by slot
   size_t p_stride = 0;
