@@ -7,7 +7,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from bench import mixed_load, ttft
+from bench import kv_perplexity, mixed_load, ttft
 from bench.figure import Figure, FigureError
 from bench.figure_table import print_table
 from bench.native_programs import ProgramError, find_programs, run_program
@@ -17,7 +17,11 @@ from crossdock.errors import CrossdockError
 from crossdock.telemetry import configure_logging
 
 NATIVE = ("handoff", "scheduler", "prefix", "engine")
-SERVED = {"mixed_load": mixed_load.measure, "ttft": ttft.measure}
+SERVED = {
+    "kv_perplexity": kv_perplexity.measure,
+    "mixed_load": mixed_load.measure,
+    "ttft": ttft.measure,
+}
 _OUT = Path(__file__).parent / "out"
 
 
