@@ -4,7 +4,7 @@
 
 #include "avx512_lanes.h"
 #include "panel_layout.h"
-#include "product_chains.h"
+#include "product_loops.h"
 #include "variants.h"
 
 namespace crossdock::kernels {
