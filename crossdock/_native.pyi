@@ -398,3 +398,21 @@ class Executor:
     def zero_tail(self, block_id: int, num_used_slots: int) -> None: ...
     def convert_block(self, source: Executor, from_block_id: int, to_block_id: int) -> None:
         """A block of the source's slab, in this one's KV dtype. The models must be equal."""
+
+class WeightReport:
+    """What a dtype makes of a checkpoint's weights; a tied head counts once, as the embedding."""
+
+    dtype: str  # as served; never auto
+    num_weights: int
+    num_exact: int  # equal to the checkpoint's to the bit
+    memory_bytes: int
+    file: str  # where they are kept for the next start; empty: nowhere
+
+def report_weights(
+    model_directory: str,
+    *,
+    weight_dtype: str = "auto",
+    cache_directory: str = "",
+    num_threads: int = 1,
+) -> WeightReport:
+    """Loads the weights, from the cache where they are kept, and compares them."""

@@ -1,7 +1,10 @@
-"""`crossdock model`: what can be fetched, what is here."""
+"""`crossdock model`: what can be fetched, what is here, what other types of weights cost."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -13,8 +16,21 @@ from rich.table import Table
 from crossdock import models
 from crossdock.cli.console import table_console
 from crossdock.models import Dtype, ModelNotFetchedError
+from crossdock.models.conversion import Conversion, convert, held_out_text
+from crossdock.models.packed import WEIGHT_DTYPES
+from crossdock.tokenization import Tokenizer
 
 app = typer.Typer(help="Models: fetch one by name, list what is there.", no_args_is_help=True)
+
+
+class Target(StrEnum):
+    """What weights can be converted to: as WeightDtype, which Typer takes in no list."""
+
+    F32 = "f32"
+    BF16 = "bf16"
+    FP8 = "fp8"
+    INT8 = "int8"
+    INT4 = "int4"
 
 
 @app.command("fetch")
@@ -36,6 +52,60 @@ def list_command() -> None:
         where = str(entry.path) if entry.fetched else "[dim]not fetched[/]"
         table.add_row(entry.name, entry.dtype, size, where)
     table_console().print(table)
+
+
+@app.command("convert")
+def convert_command(
+    model: Annotated[str, typer.Argument(help="A directory, or a name to fetch.")] = "",
+    to: Annotated[
+        list[Target] | None, typer.Option(help="May be repeated; without it, every type.")
+    ] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, dir_okay=False, help="UTF-8; without it, the model's or Python's own."
+        ),
+    ] = None,
+    tokens: Annotated[
+        int, typer.Option(min=0, help="Of the text, for the perplexity; 0: none is measured.")
+    ] = 16_384,
+    threads: Annotated[int, typer.Option(min=0, help="0: one for every usable core.")] = 0,
+) -> None:
+    """Quantise a model into the cache, and say how large each type is and how well it predicts."""
+    directory = resolve_or_fetch(model or models.DEFAULT_MODEL)
+    content = text.read_text(encoding="utf-8") if text else held_out_text(directory)
+    token_ids = Tokenizer.load(directory).encode(content)[:tokens]
+    num_threads = threads or len(os.sched_getaffinity(0))
+    # The checkpoint's own comes first: what the others are compared with.
+    dtypes = [dtype for dtype in WEIGHT_DTYPES if dtype == "auto" or not to or dtype in to]
+    conversions: list[Conversion] = []
+    with Console(stderr=True).status("") as spinner:
+        for dtype in dtypes:
+            if dtype in (conversion.dtype for conversion in conversions):
+                continue
+            spinner.update(f"{directory.name}: {dtype}, {len(token_ids)} tokens")
+            conversions.append(convert(directory, dtype, token_ids, num_threads))
+    table_console().print(conversion_table(conversions))
+
+
+def conversion_table(conversions: Sequence[Conversion]) -> Table:
+    """The first is the checkpoint's own."""
+    table = Table("weights")
+    for header in ("memory", "on disk", "bits a weight", "unchanged", "perplexity", "against own"):
+        table.add_column(header, justify="right")
+    own = conversions[0].perplexity
+    for conversion in conversions:
+        perplexity = conversion.perplexity
+        table.add_row(
+            conversion.dtype,
+            f"{conversion.memory_bytes / 1e6:.1f} MB",
+            f"{conversion.disk_bytes / 1e6:.1f} MB" if conversion.disk_bytes else "not kept",
+            f"{conversion.bits_per_weight:.2f}",
+            f"{conversion.num_exact / conversion.num_weights:.2%}",
+            "" if perplexity is None else f"{perplexity:.4f}",
+            f"{perplexity / own - 1:+.3%}" if perplexity and own else "",
+        )
+    return table
 
 
 def resolve_or_fetch(name_or_path: str) -> Path:

@@ -16,6 +16,7 @@ void bind_link(nb::module_& m);
 void bind_status_error(nb::module_& m);
 void bind_tiers(nb::module_& m);
 void bind_transfer(nb::module_& m);
+void bind_weights(nb::module_& m);
 
 // Messages carry names of files, tensors and peers, which need not be UTF-8. What is not is
 // replaced: an event that cannot be read would be lost, and those behind it.

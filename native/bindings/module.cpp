@@ -10,4 +10,5 @@ NB_MODULE(_native, m) {
   crossdock::bind_status_error(m);
   crossdock::bind_tiers(m);
   crossdock::bind_transfer(m);
+  crossdock::bind_weights(m);
 }

@@ -79,13 +79,9 @@ Result<EngineConfig> parse_engine_config(std::string_view text) {
     return Status(StatusCode::kInvalidArgument,
                   "engine configuration: unknown key " + json.begin().key());
   }
-  const auto* weights = std::ranges::find(kAllWeightDtypes, weight_dtype,
-                                          [](WeightDtype candidate) { return name(candidate); });
-  if (weights == std::end(kAllWeightDtypes)) {
-    return invalid("weight_dtype",
-                   "auto, f32, bf16, fp8, int8 or int4, not \"" + weight_dtype + "\"");
-  }
-  config.weight_dtype = *weights;
+  auto weights = parse_weight_dtype(weight_dtype);
+  if (!weights.ok()) return weights.status();
+  config.weight_dtype = weights.value();
   const auto* dtype = std::find_if(std::begin(kAllDTypes), std::end(kAllDTypes),
                                    [&](DType candidate) { return name(candidate) == kv_dtype; });
   if (dtype == std::end(kAllDTypes)) {

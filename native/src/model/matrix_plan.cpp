@@ -172,6 +172,16 @@ std::string_view name(WeightDtype dtype) {
   return kNames[static_cast<size_t>(dtype)];
 }
 
+Result<WeightDtype> parse_weight_dtype(std::string_view text) {
+  std::string known;
+  for (const auto dtype : kAllWeightDtypes) {
+    if (name(dtype) == text) return dtype;
+    known.append(known.empty() ? "" : ", ").append(name(dtype));
+  }
+  return Status(StatusCode::kInvalidArgument,
+                "weight_dtype must be one of " + known + ", not \"" + std::string(text) + "\"");
+}
+
 std::string_view dtype_name(const std::vector<MatrixPlan>& plans) {
   for (const auto dtype : kAllWeightDtypes) {
     if (dtype == WeightDtype::kAuto) continue;

@@ -24,6 +24,8 @@ inline constexpr WeightDtype kAllWeightDtypes[] = {WeightDtype::kAuto, WeightDty
                                                    WeightDtype::kBf16, WeightDtype::kFp8,
                                                    WeightDtype::kInt8, WeightDtype::kInt4};
 std::string_view name(WeightDtype dtype);  // "auto", "f32", ...
+// INVALID_ARGUMENT lists the names.
+Result<WeightDtype> parse_weight_dtype(std::string_view text);
 
 struct WeightOptions {
   WeightDtype dtype = WeightDtype::kAuto;
