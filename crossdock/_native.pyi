@@ -74,24 +74,12 @@ class Generate:
 
 class Expect:
     def __init__(
-        self,
-        *,
-        task: Task,
-        handoff_high: int,
-        handoff_low: int,
-        attempt: int,
-        source_epoch: int,
+        self, *, task: Task, handoff_high: int, handoff_low: int, attempt: int, source_epoch: int
     ) -> None: ...
 
 class Prefill:
     def __init__(
-        self,
-        *,
-        task: Task,
-        handoff_high: int,
-        handoff_low: int,
-        attempt: int,
-        peer_id: int,
+        self, *, task: Task, handoff_high: int, handoff_low: int, attempt: int, peer_id: int
     ) -> None: ...
 
 class Cancel:
@@ -261,14 +249,11 @@ class EngineLink:
     """The front's end of the two rings. Used by one thread. The engine inherits the three fds."""
 
     def __init__(self, ring_bytes: int = 4 << 20) -> None: ...
-    @property
-    def memory_fd(self) -> int: ...
-    @property
-    def to_engine_fd(self) -> int:
-        """Eventfd that wakes the engine."""
-    @property
-    def to_front_fd(self) -> int:
-        """Eventfd that wakes the front: add it to the event loop as a reader."""
+    memory_fd: int
+    to_engine_fd: int
+    """Eventfd that wakes the engine."""
+    to_front_fd: int
+    """Eventfd that wakes the front: add it to the event loop as a reader."""
     def send(self, command: Command) -> bool:
         """False when the ring is full now. ValueError when the record can never fit."""
     def receive(self) -> list[Event]:
@@ -307,11 +292,9 @@ class Segment:
         huge_pages: bool = False,
         bind_interface: str = "",
     ) -> None: ...
-    @property
-    def descriptor(self) -> bytes: ...
-    @property
-    def event_fd(self) -> int:
-        """Readable while drain has something to return."""
+    descriptor: bytes
+    event_fd: int
+    """Readable while drain has something to return."""
     def connect(self, *, peer_id: int, incarnation: int, descriptor: bytes) -> None: ...
     def disconnect(self, peer_id: int) -> None: ...
     def drain(self) -> list[PeerReady | PeerBroken | PeerClosed]: ...
@@ -380,16 +363,13 @@ class Executor:
         kv_dtype: str = "f32",
         num_threads: int = 1,
         kernels: str = "auto",
-        mla_expanded_prefill: bool = False,
         cache_directory: str = "",
     ) -> Executor:
         """Raises StatusError where the model cannot be loaded."""
     numerics_id: str
     layout_text: str
-    context_tokens_max: int
     eos_token_ids: list[int]
-    slab: npt.NDArray[np.uint8]
-    """[block][byte], the executor's own memory."""
+    slab: npt.NDArray[np.uint8]  # [block][byte], the executor's own memory
     def run(
         self, items: Sequence[tuple[Sequence[int], int, Sequence[int], bool]]
     ) -> npt.NDArray[np.float32]:

@@ -95,25 +95,21 @@ void bind_executor(nb::module_& m) {
           "load",
           [](std::string model_directory, uint32_t num_blocks, const std::string& weight_dtype,
              const std::string& kv_dtype, uint32_t num_threads, std::string kernels,
-             bool mla_expanded_prefill, std::string cache_directory) {
+             std::string cache_directory) {
             ExecutorConfig config;
             config.model_directory = std::move(model_directory);
             config.weights.dtype = named(kAllWeightDtypes, weight_dtype, "weight_dtype");
             config.weights.cache_directory = std::move(cache_directory);
             config.kv_dtype = named(kAllDTypes, kv_dtype, "kv_dtype");
-            config.mla_expanded_prefill = mla_expanded_prefill;
             config.num_threads = num_threads;
             config.kernels = std::move(kernels);
             return load(config, num_blocks);
           },
           "model_directory"_a, nb::kw_only(), "num_blocks"_a, "weight_dtype"_a = "auto",
-          "kv_dtype"_a = "f32", "num_threads"_a = 1, "kernels"_a = "auto",
-          "mla_expanded_prefill"_a = false, "cache_directory"_a = "")
+          "kv_dtype"_a = "f32", "num_threads"_a = 1, "kernels"_a = "auto", "cache_directory"_a = "")
       .def_prop_ro("numerics_id", [](SlabExecutor& self) { return self.executor->numerics_id(); })
       .def_prop_ro("layout_text",
                    [](SlabExecutor& self) { return self.executor->layout().to_string(); })
-      .def_prop_ro("context_tokens_max",
-                   [](SlabExecutor& self) { return self.executor->model().context_tokens_max; })
       .def_prop_ro("eos_token_ids",
                    [](SlabExecutor& self) { return self.executor->model().eos_token_ids; })
       .def_prop_ro(
