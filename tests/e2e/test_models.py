@@ -15,7 +15,10 @@ import pytest
 
 from crossdock._native import Executor
 from crossdock.cli.fleet_plan import FleetOptions
+from crossdock.models.cache import resolve
+from crossdock.models.catalog import BUNDLED
 from crossdock.models.tiny import PRESETS, write_tiny_model
+from crossdock.tokenization import Tokenizer
 from tests.conftest import KV_MEMORY, StartFleet
 from tests.e2e.caller import (
     Caller,
@@ -41,11 +44,16 @@ class Model:
     prompts: list[list[int]]
 
 
-@pytest.fixture(scope="module", params=["deepseek_v3", "qwen3"])
+@pytest.fixture(scope="module", params=["deepseek_v3", "qwen3", "tiny-mla"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
-    spec = PRESETS[request.param]
-    directory = write_tiny_model(tmp_path_factory.mktemp("models") / request.param, spec)
-    ids = [(11 * i * i + 5 * i) % spec.vocab_size for i in range(2 * max(PROMPT_TOKENS))]
+    if request.param in BUNDLED:
+        directory = resolve(request.param)
+        text = (directory / "heldout.txt").read_text(encoding="utf-8")
+        ids = Tokenizer.load(directory).encode(text[: 10 * max(PROMPT_TOKENS)])
+    else:
+        spec = PRESETS[request.param]
+        directory = write_tiny_model(tmp_path_factory.mktemp("models") / request.param, spec)
+        ids = [(11 * i * i + 5 * i) % spec.vocab_size for i in range(2 * max(PROMPT_TOKENS))]
     return Model(directory, [ids[count : 2 * count] for count in PROMPT_TOKENS])
 
 
@@ -86,7 +94,7 @@ def test_a_fleet_gives_the_bits_of_one_engine_and_the_ids_of_transformers(
 def test_prefill_and_decode_hold_the_cache_in_types_of_their_own(
     model: Model, start_fleet: StartFleet
 ) -> None:
-    decode_kv_dtype = "fp8_ds_mla" if model.directory.name == "deepseek_v3" else "fp8_e4m3"
+    decode_kv_dtype = "fp8_e4m3" if model.directory.name == "qwen3" else "fp8_ds_mla"
     fleet = start_fleet(options(model, "bf16", decode_kv_dtype))
 
     async def run() -> None:
