@@ -25,7 +25,8 @@ class Cli:
     """Runs `crossdock` with run directories of its own; a cold fleet takes seconds to start."""
 
     def __init__(self, directory: Path, model: Path) -> None:
-        self._environ = {**os.environ, "XDG_RUNTIME_DIR": str(directory)}
+        own = {"XDG_RUNTIME_DIR": str(directory), "XDG_CACHE_HOME": str(directory)}
+        self._environ = {**os.environ, **own}
         self._model = model
 
     def up(self, *arguments: str) -> list[str]:
@@ -105,6 +106,18 @@ def test_a_detached_fleet_answers_and_goes_down(cli: Cli) -> None:
     assert code == 0, err
     assert not any(_runs(s["pid"]) for s in services)
     assert cli.run("status")[0] == 1
+
+
+def test_weights_are_held_as_asked_and_kept(cli: Cli, tmp_path: Path) -> None:
+    code, _, err = cli.run(*cli.up("--detach", "--no-kvstore", "--weight-dtype", "int4"))
+    assert code == 0, err
+    (kept,) = (tmp_path / "crossdock/packed").iterdir()
+    assert kept.name.endswith("-int4.packed")
+    code, out, _ = cli.run("status")
+    assert code == 0
+    (numerics,) = (line for line in out.splitlines() if line.startswith("numerics of"))
+    assert "prefill-0, decode-0" in numerics
+    assert "w=int4" in numerics
 
 
 def test_ctrl_c_drains_a_fleet_in_the_foreground(cli: Cli) -> None:
