@@ -35,6 +35,7 @@ class EngineConfig:
     weight_cache_directory: str = ""
     kv_dtype: str = "f32"
     num_threads: int = 1
+    pin_threads: bool = True
     kernels: str = "auto"
     kv_memory_bytes: int = 512 << 20
     token_budget: int = 2_048

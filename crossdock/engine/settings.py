@@ -29,6 +29,9 @@ class EngineSettings(ServiceSettings):
         Field(description="Of the KV cache; fp8_ds_mla is for DeepSeek's latent attention."),
     ] = "f32"
     threads: Annotated[int, Field(ge=0, le=1_024, description="0: one for every usable core.")] = 0
+    pin_threads: Annotated[
+        bool, Field(description="Keep threads on their cores where there is one for each.")
+    ] = True
     kernels: Literal["auto", "avx512", "avx2", "scalar"] = "auto"
     kv_memory: Annotated[
         ByteSize, Field(gt=0, description="Bytes of KV memory, such as 512MiB.")
@@ -65,6 +68,7 @@ class EngineSettings(ServiceSettings):
             weight_cache_directory=str(packed_directory()),
             kv_dtype=self.kv_dtype,
             num_threads=self.threads or len(os.sched_getaffinity(0)),
+            pin_threads=self.pin_threads,
             kernels=self.kernels,
             kv_memory_bytes=int(self.kv_memory),
             token_budget=self.token_budget,

@@ -63,6 +63,7 @@ Result<EngineConfig> parse_engine_config(std::string_view text) {
   step(take(json, "weight_cache_directory", config.weight_cache_directory));
   step(take(json, "kv_dtype", kv_dtype));
   step(take(json, "num_threads", config.num_threads));
+  step(take(json, "pin_threads", config.pin_threads));
   step(take(json, "kernels", config.kernels));
   step(take(json, "kv_memory_bytes", config.kv_memory_bytes));
   step(take(json, "token_budget", config.token_budget));

@@ -58,6 +58,7 @@ Result<std::unique_ptr<Engine>> Engine::start(const EngineConfig& config, Engine
                                      .weights = std::move(weights),
                                      .kv_dtype = config.kv_dtype,
                                      .num_threads = config.num_threads,
+                                     .pin_threads = config.pin_threads,
                                      .kernels = config.kernels});
   if (!executor.ok()) return executor.status();
   const KvLayout& layout = executor.value()->layout();

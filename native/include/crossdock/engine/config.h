@@ -18,6 +18,7 @@ struct EngineConfig {
   std::string weight_cache_directory;  // of quantised weights; empty: none are kept
   DType kv_dtype = DType::kBf16;
   uint32_t num_threads = 1;
+  bool pin_threads = true;  // workers stay on their processors; see ThreadPool
   std::string kernels = "auto";
   uint64_t kv_memory_bytes = 0;
   uint32_t token_budget = 2048;

@@ -40,10 +40,9 @@ struct ExecutorConfig {
   std::string model_directory;
   WeightOptions weights;
   DType kv_dtype = DType::kF32;
-  bool mla_expanded_prefill = false;  // another order of sums, so another numerics id
-  uint32_t num_threads = 1;           // the calling thread is one of them
-  bool pin_threads = true;            // see ThreadPool
-  std::string kernels = "auto";       // "auto" | "avx512" | "avx2" | "scalar"
+  uint32_t num_threads = 1;      // the calling thread is one of them
+  bool pin_threads = true;       // see ThreadPool
+  std::string kernels = "auto";  // "auto" | "avx512" | "avx2" | "scalar"
 };
 
 // One sequence's share of a step.
