@@ -143,12 +143,3 @@ class Oracle:
             top_k=40 if temperature > 0 else None,
         )
         return self.tokenizer.decode(out[0].tolist(), skip_special_tokens=False)
-
-
-def largest_difference(oracle: Oracle, spec: MlaSpec, model: TinyMla, ids: list[int]) -> float:
-    """Between the training model's logits and transformers', over the largest logit."""
-    assert model.spec == spec
-    with torch.no_grad():
-        ours = model.lm_head(model.hidden(torch.tensor([ids]))[0]).float()
-    theirs = oracle.logits(ids)
-    return float((ours - theirs).abs().max() / theirs.abs().max())

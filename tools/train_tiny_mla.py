@@ -24,7 +24,6 @@ from torch import Tensor, distributed, multiprocessing
 
 from tools.tiny_mla_checkpoint import (
     Oracle,
-    largest_difference,
     train_tokenizer,
     write_checkpoint,
 )
@@ -32,9 +31,13 @@ from tools.tiny_mla_model import MlaSpec, TinyMla, balance
 from tools.tiny_mla_optimizer import Optimizer
 from tools.tiny_mla_text import Section, fetch_packages, held_out_text, read_sections
 
-# (share of the training after which it holds, sequences in a batch, tokens in a sequence): most of
-# the time goes to short contexts, whose attention is cheap; the end teaches long ones.
-BATCHES: Final = ((0.0, 16, 256), (0.88, 4, 1024))
+# (sequences in a batch, tokens in a sequence). Most of the time goes to short contexts, whose
+# attention is cheap. The last part of it takes turns with long ones: positions that were never
+# trained cost half a nat, and a model that sees long sequences alone forgets what it is at.
+SHORT: Final = (16, 256)
+LONG: Final = (4, 1024)
+BLOCK: Final = LONG[1]
+LONG_FROM: Final = 0.75
 BALANCE_RATE: Final = 0.002
 WARMUP: Final = 0.01
 STEADY: Final = 0.35
@@ -58,7 +61,7 @@ def rate_factor(progress: float) -> float:
 
 @dataclass
 class Stream:
-    """Endless tokens of all sections, in a new order each epoch.
+    """Endless tokens of all sections, in a new order each epoch and cut into blocks.
 
     Every other section is shown as a user's asking for it and the assistant's giving it, so that a
     chat prompt gets text.
@@ -72,12 +75,11 @@ class Stream:
 
     def batch(self, sequences: int, length: int) -> Tensor:
         """[sequences, length + 1]: the last token of each is a target alone."""
-        # Each sequence follows a lane of its own through the epoch, so that a batch does not show
-        # one section alone.
-        lane, at = len(self._ids) // sequences, self.consumed // sequences
+        # Each sequence follows a lane of its own through the epoch.
+        lane, at = len(self._ids) // sequences // BLOCK * BLOCK, self.consumed // sequences
         if at + length + 1 > lane:
             self._next_epoch()
-            lane, at = len(self._ids) // sequences, 0
+            lane, at = len(self._ids) // sequences // BLOCK * BLOCK, 0
         self.consumed += sequences * length
         starts = range(at, at + sequences * lane, lane)
         return torch.tensor([self._ids[start : start + length + 1].tolist() for start in starts])
@@ -92,9 +94,14 @@ class Stream:
         self.consumed = 0
         draw = random.Random(self.epoch)
         order = draw.sample(self.sections, len(self.sections))
-        self._ids = array(
-            "H", (token for section in order for token in self._marked(section, draw))
-        )
+        ids = array("H", [token for section in order for token in self._marked(section, draw)])
+        # Some sections are as long as a hundred batches' sequences: cut and mixed, so that no
+        # stretch of batches shows one work alone.
+        blocks = [ids[at : at + BLOCK] for at in range(0, len(ids) - BLOCK, BLOCK)]
+        draw.shuffle(blocks)
+        self._ids = array("H")
+        for block in blocks:
+            self._ids += block
 
     def _marked(self, section: tuple[str, str, list[int]], draw: random.Random) -> Iterator[int]:
         work, title, ids = section
@@ -175,7 +182,7 @@ class Training:
         gates, last = self.model.gates(), time.monotonic()
         saved, loss_sum, worst = last, 0.0, 0.0
         # Compiling costs minutes that are no training: both shapes are compiled beforehand.
-        for _, sequences, length in reversed(BATCHES):
+        for sequences, length in (LONG, SHORT):
             self.model(torch.zeros(sequences // self.crew, length + 1, dtype=torch.long)).backward()
         for parameter in self.model.parameters():
             parameter.grad = None
@@ -183,7 +190,8 @@ class Training:
         print(f"compiled in {time.monotonic() - last:.0f} s", flush=True)
         last = time.monotonic()
         while (progress := self.elapsed_s / (60 * minutes)) < 1.0:
-            _, sequences, length = max(batch for batch in BATCHES if batch[0] <= progress)
+            is_long = progress >= LONG_FROM and self.step % 2 == 1
+            sequences, length = LONG if is_long else SHORT
             loss = self.model(self.stream.batch(sequences, length)[self.rank :: self.crew])
             loss.backward()
             loss_sum += self.average_gradients(loss.detach())
@@ -229,13 +237,10 @@ class Training:
         return float(loss)
 
 
-def report(directory: Path, model: TinyMla, held_out: str) -> None:
+def report(directory: Path, held_out: str) -> None:
     """Prints the figures of the README from the files that were written."""
     oracle = Oracle(directory)
-    ids = [0, *oracle.tokenizer.encode(held_out[:2000], add_special_tokens=False).ids]
-    difference = largest_difference(oracle, model.spec, model, ids)
     perplexity, bits, tokens = oracle.perplexity(held_out)
-    print(f"logits of the training model against transformers: {difference:.4f} of the largest")
     print(f"held out: {tokens} tokens, perplexity {perplexity:.3f}, {bits:.4f} bits per byte")
     for seed, prompt in enumerate(PROMPTS):
         print(f"--- {oracle.sample(prompt, 120, seed)}")
@@ -270,7 +275,7 @@ def work(rank: int, arguments: argparse.Namespace) -> None:
     write_checkpoint(arguments.out, model, tokenizer)
     (arguments.out / "heldout.txt").write_text(held_out, encoding="utf-8")
     print(f"{training.step} steps, {training.tokens} tokens, {training.elapsed_s / 60:.1f} minutes")
-    report(arguments.out, model, held_out)
+    report(arguments.out, held_out)
 
 
 def main() -> None:
