@@ -16,6 +16,9 @@ namespace {
 
 constexpr uint32_t kSlots = 32;  // of a block
 
+// A tile is a function of its own: together they would be one too large for a sanitizer's compiler.
+#define CROSSDOCK_TILE __attribute__((noinline))
+
 template <typename Elements>
 constexpr bool kIsFp8 = sizeof(typename Elements::Type) == 1;
 
@@ -87,7 +90,7 @@ CROSSDOCK_INLINE void store_rows(const typename Isa::Floats (&acc)[R][C], float*
 }
 
 template <typename Isa, typename Elements, int R, int C>
-CROSSDOCK_INLINE void score_tile(const Scores& job, uint32_t row, uint32_t slot) {
+CROSSDOCK_TILE void score_tile(const Scores& job, uint32_t row, uint32_t slot) {
   const uint32_t head_dim = job.k.head_dim;
   typename Isa::Floats acc[R][C];
 #pragma GCC unroll 16
@@ -117,7 +120,7 @@ struct ScoreRows {
 };
 
 template <typename Isa, typename Elements, int R, int C>
-CROSSDOCK_INLINE void value_tile(const WeightedSum& job, uint32_t row, uint32_t dim) {
+CROSSDOCK_TILE void value_tile(const WeightedSum& job, uint32_t row, uint32_t dim) {
   const uint32_t head_dim = job.v.head_dim;
   float* values = job.values + size_t{row} * head_dim + dim;
   typename Isa::Floats acc[R][C];
