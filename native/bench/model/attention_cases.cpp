@@ -6,6 +6,7 @@
 
 #include "crossdock/kernels/attention.h"
 #include "crossdock/kernels/kernels.h"
+#include "crossdock/model/kv_convert.h"
 #include "report.h"
 
 namespace crossdock::bench {
@@ -23,15 +24,6 @@ KvLayout layout_of(DType dtype) {
   layout.head_dim = 64;
   layout.dtype = dtype;
   return layout;
-}
-
-kernels::ElementType element_type(DType dtype) {
-  switch (dtype) {
-    case DType::kF32: return kernels::ElementType::kF32;
-    case DType::kFp8E4m3: return kernels::ElementType::kFp8E4m3;
-    case DType::kFp8E5m2: return kernels::ElementType::kFp8E5m2;
-    default: return kernels::ElementType::kBf16;
-  }
 }
 
 // A slab with small, finite elements, resident, and the memory of a step over it.
