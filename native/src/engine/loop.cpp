@@ -71,7 +71,12 @@ Result<std::unique_ptr<Engine>> Engine::start(const EngineConfig& config, Engine
        .huge_pages = config.huge_pages,
        .bind_interface = config.bind_interface},
       random_epoch());
-  if (!transport.ok()) return transport.status();
+  if (!transport.ok()) {
+    const Status& failed = transport.status();
+    if (failed.code() != StatusCode::kResourceExhausted) return failed;
+    return Status(failed.code(), "kv_memory_bytes is " + std::to_string(config.kv_memory_bytes) +
+                                     ", with staging " + failed.message());
+  }
   return assemble(config, link, std::move(executor).value(), std::move(transport).value());
 }
 
