@@ -42,8 +42,9 @@ size_t panel_bytes(WeightFormat format, uint32_t depth);
 
 // Activations for the integer formats, 16 bits with one scale a row: scale = max|x| / 32767, q =
 // round_to_nearest_even(x * (32767 / max|x|)). A row of zeros has scale zero; one that holds a NaN
-// or an infinity has scale NaN and values zero, one that is nowhere above 1e-34 is zero. (8 bits would cost 3 % of perplexity with one scale
-// a row and 0.4 % with one a group of 32; 16 bits cost 0.001 %: SmolLM2-135M, 4,096 tokens.)
+// or an infinity has scale NaN and values zero, one that is nowhere above 1e-34 is zero. (8 bits
+// would cost 3 % of perplexity with one scale a row and 0.4 % with one a group of 32; 16 bits cost
+// 0.001 %: SmolLM2-135M, 4,096 tokens.)
 struct QuantisedRows {
   int16_t* values = nullptr;  // [row][groups * 32], zero past the depth
   float* scales = nullptr;    // [row]
