@@ -1,6 +1,7 @@
 // What the front asks of the engine.
 
 #include <cassert>
+#include <string>
 
 #include "crossdock/engine/engine.h"
 
@@ -184,7 +185,6 @@ void Engine::on(link::StorePlaces& command) { store_.places(command, tick()); }
 
 void Engine::on(link::QueryStatus&) {
   const BlockPool& pool = scheduler_.pool();
-  const HandoffCounters& counters = table_.counters();
   link::StatusReport report{.num_blocks = pool.num_blocks(),
                             .num_free = pool.num_free(),
                             .num_owned = pool.num_owned(),
@@ -203,21 +203,14 @@ void Engine::on(link::QueryStatus&) {
   }
   report.counters = {{"generated_tokens", num_generated_tokens_},
                      {"computed_tokens", num_computed_tokens_},
-                     {"handoff_commits", counters.commits},
-                     {"handoff_revokes", counters.revokes},
-                     {"handoff_aborts", counters.aborts},
-                     {"handoff_refused_unknown", counters.refused_unknown},
-                     {"handoff_refused_incarnation", counters.refused_incarnation},
-                     {"handoff_refused_attempt", counters.refused_attempt},
-                     {"handoff_refused_mac", counters.refused_mac},
-                     {"handoff_refused_checksum", counters.refused_checksum},
-                     {"handoff_refused_state", counters.refused_state},
-                     {"handoff_duplicates", counters.duplicates},
                      {"cached_unreferenced_blocks", pool.num_cached_unreferenced()},
                      {"store_blocks_read", store_.num_blocks_read()},
                      {"store_blocks_written", store_.num_blocks_written()},
                      {"store_blocks_bad", store_.num_blocks_bad()},
                      {"store_reads_declined", store_.num_reads_declined()}};
+  for (const auto& [name, counter] : kHandoffCounters) {
+    report.counters.push_back({std::string("handoff_") + name, table_.counters().*counter});
+  }
   emit(report);
 }
 

@@ -39,6 +39,33 @@ struct HandoffCounters {
 };
 using HandoffCounter = uint64_t HandoffCounters::*;  // nullptr: nothing is counted
 
+// Whoever reports the counters goes through these, so that none is forgotten.
+struct NamedHandoffCounter {
+  const char* name;
+  HandoffCounter counter;
+};
+inline constexpr std::array kHandoffCounters{
+    NamedHandoffCounter{"commits", &HandoffCounters::commits},
+    NamedHandoffCounter{"revokes", &HandoffCounters::revokes},
+    NamedHandoffCounter{"aborts", &HandoffCounters::aborts},
+    NamedHandoffCounter{"refused_unknown", &HandoffCounters::refused_unknown},
+    NamedHandoffCounter{"refused_incarnation", &HandoffCounters::refused_incarnation},
+    NamedHandoffCounter{"refused_epoch", &HandoffCounters::refused_epoch},
+    NamedHandoffCounter{"refused_attempt", &HandoffCounters::refused_attempt},
+    NamedHandoffCounter{"refused_mac", &HandoffCounters::refused_mac},
+    NamedHandoffCounter{"refused_checksum", &HandoffCounters::refused_checksum},
+    NamedHandoffCounter{"refused_shape", &HandoffCounters::refused_shape},
+    NamedHandoffCounter{"refused_limit", &HandoffCounters::refused_limit},
+    NamedHandoffCounter{"refused_state", &HandoffCounters::refused_state},
+    NamedHandoffCounter{"duplicates", &HandoffCounters::duplicates},
+    NamedHandoffCounter{"late_messages", &HandoffCounters::late_messages},
+    NamedHandoffCounter{"late_events", &HandoffCounters::late_events},
+    NamedHandoffCounter{"expired", &HandoffCounters::expired},
+    NamedHandoffCounter{"lost", &HandoffCounters::lost},
+};
+static_assert(sizeof(HandoffCounters) == kHandoffCounters.size() * sizeof(uint64_t),
+              "every counter has a name");
+
 template <typename State, typename Input, typename Step, size_t kNumStates, size_t kNumInputs>
 class Lifecycle {
  public:
