@@ -10,6 +10,7 @@ from crossdock.engine.live import LiveRequests
 from crossdock.engine.process import EngineConfig
 from crossdock.engine.supervisor import EngineSupervisor, SupervisorTimes
 from crossdock.rpc.server import RpcServer
+from crossdock.rpc.surroundings import REAL, Surroundings
 
 
 class Front:
@@ -27,11 +28,12 @@ class Front:
         *,
         ungated: Iterable[str] = (),
         times: SupervisorTimes | None = None,
+        surroundings: Surroundings = REAL,
     ) -> None:
         self.role = role
         self.config = config
         self.live = LiveRequests()
-        self.server = RpcServer(config.instance_id, ungated=ungated)
+        self.server = RpcServer(config.instance_id, ungated=ungated, surroundings=surroundings)
         self.on_engine: Callable[[Engine], None] | None = None
         self.supervisor = EngineSupervisor(
             launcher, on_up=self._engine_up, on_down=self._engine_down, times=times

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -18,8 +17,8 @@ from crossdock.engine.client import Engine
 from crossdock.engine.peers import MAC_KEY_BYTES, Pair, PairTerms, Remote
 from crossdock.engine.translation import endpoint_of, remote_of
 from crossdock.errors import CrossdockError, stale_epoch, unreachable
-from crossdock.rpc.channel import open_channel
 from crossdock.rpc.status import from_rpc_error
+from crossdock.rpc.surroundings import REAL, Surroundings
 
 _log = structlog.get_logger("crossdock.engine")
 
@@ -49,8 +48,9 @@ class Dialed:
 class PairDialer:
     """Makes pairs for a service and watches over their streams. Used on one event loop."""
 
-    def __init__(self, instance_id: str) -> None:
+    def __init__(self, instance_id: str, surroundings: Surroundings = REAL) -> None:
         self._instance_id = instance_id
+        self._surroundings = surroundings
         self._watches: set[asyncio.Task[None]] = set()
 
     async def dial(self, engine: Engine, callee: Callee) -> Dialed:
@@ -58,10 +58,12 @@ class PairDialer:
         if callee.instance_id is not None:
             again = unreachable("connecting again")
             await engine.peers.wait_gone(callee.instance_id, again, limits.PAIR_CLOSED_MAX_S)
+        random = self._surroundings.random
         terms = PairTerms(
-            incarnation=secrets.randbits(64) | 1, mac_key=secrets.token_bytes(MAC_KEY_BYTES)
+            incarnation=random.getrandbits(64) | 1, mac_key=random.randbytes(MAC_KEY_BYTES)
         )
-        channel = open_channel(callee.address)  # the pair's own: it ends with it
+        # The pair's own: it ends with it.
+        channel = self._surroundings.open_channel(callee.address)
         stub = callee.make_stub(channel)
         call = stub.Connect(
             kv_pb2.ConnectRequest(

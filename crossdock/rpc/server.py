@@ -15,6 +15,7 @@ from crossdock.rpc import limits
 from crossdock.rpc.gate import CallGate
 from crossdock.rpc.interceptor import ServiceInterceptor
 from crossdock.rpc.malformed import TolerantRegistration
+from crossdock.rpc.surroundings import REAL, Surroundings
 
 # What the process still allows running calls after the drain's own bound, in seconds: enough for
 # a status to reach its caller.
@@ -27,12 +28,18 @@ class RpcServer:
     Life: construct, `add` services, `start`, `set_serving`, `drain`. Used on one event loop.
     """
 
-    def __init__(self, instance_id: str, *, ungated: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        instance_id: str,
+        *,
+        ungated: Iterable[str] = (),
+        surroundings: Surroundings = REAL,
+    ) -> None:
         self.gate = CallGate(instance_id)
         self._health = HealthServicer()
         self._names: list[str] = []
         self._serving = False
-        self._server = grpc.aio.server(
+        self._server = surroundings.make_server(
             interceptors=[ServiceInterceptor(self.gate, frozenset(ungated))],
             options=[
                 ("grpc.max_send_message_length", limits.MESSAGE_BYTES_MAX),

@@ -11,6 +11,7 @@ from crossdock.engine.client import Engine
 from crossdock.engine.pair_client import Callee, Dialed, PairDialer
 from crossdock.engine.peers import Pair
 from crossdock.errors import stale_epoch
+from crossdock.rpc.surroundings import REAL, Surroundings
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,8 @@ class Sources:
     the same instance at the same time share one attempt. Used on one event loop.
     """
 
-    def __init__(self, instance_id: str) -> None:
-        self._dialer = PairDialer(instance_id)
+    def __init__(self, instance_id: str, surroundings: Surroundings = REAL) -> None:
+        self._dialer = PairDialer(instance_id, surroundings)
         self._dials: dict[tuple[Engine, Source], asyncio.Task[Dialed]] = {}
 
     async def ready(self, engine: Engine, source: Source) -> Pair:

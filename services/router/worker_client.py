@@ -15,8 +15,8 @@ from crossdock.api.v1 import (
     prefill_pb2_grpc,
 )
 from crossdock.errors import CrossdockError, Reason
-from crossdock.rpc.channel import open_channel
 from crossdock.rpc.status import DETAILS_KEY, from_rpc_error
+from crossdock.rpc.surroundings import REAL, Surroundings
 from services.router.sampling import Sampling
 from services.router.worker import (
     PAIR_BROKEN,
@@ -42,7 +42,10 @@ _FINISH: Final = {
 class GrpcWorkers:
     """One channel an instance, opened at first use. Used on one event loop."""
 
-    def __init__(self, prefill: Iterable[str], decode: Iterable[str]) -> None:
+    def __init__(
+        self, prefill: Iterable[str], decode: Iterable[str], surroundings: Surroundings = REAL
+    ) -> None:
+        self._open_channel = surroundings.open_channel
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._prefill: dict[str, prefill_pb2_grpc.PrefillAsyncStub] = {}
         self._decode: dict[str, decode_pb2_grpc.DecodeAsyncStub] = {}
@@ -141,7 +144,7 @@ class GrpcWorkers:
 
     def _channel(self, address: str) -> grpc.aio.Channel:
         if address not in self._channels:
-            self._channels[address] = open_channel(address)
+            self._channels[address] = self._open_channel(address)
         return self._channels[address]
 
 
