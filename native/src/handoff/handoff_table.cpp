@@ -111,7 +111,10 @@ struct HandoffTable::Impl {
     receivers.peer_lost(event.peer_epoch, x);
   }
 
-  void on(const handoff_event::Tick&, Exchange& x) { receivers.expire(x); }
+  void on(const handoff_event::Tick&, Exchange& x) {
+    receivers.expire(x);
+    senders.expire(x);
+  }
 
   template <typename Event>
   void on(const Event& event, Exchange& x) {
@@ -193,7 +196,9 @@ uint32_t HandoffTable::num_quarantined() const { return impl_->receivers.num_qua
 
 const HandoffCounters& HandoffTable::counters() const { return impl_->counters; }
 
-uint64_t HandoffTable::next_tick() const { return impl_->receivers.next_tick(); }
+uint64_t HandoffTable::next_tick() const {
+  return std::min(impl_->receivers.next_tick(), impl_->senders.next_tick());
+}
 
 std::string HandoffTable::describe() const {
   std::string text;

@@ -15,10 +15,6 @@ bool is_quarantined(receiver::State state) {
   return state == receiver::State::kQuarantined || state == receiver::State::kVerifyRevoked;
 }
 
-uint64_t after(uint64_t tick, uint64_t wait) {
-  return wait > UINT64_MAX - tick ? UINT64_MAX : tick + wait;
-}
-
 bool is_zero(const std::array<uint8_t, 16>& bytes) {
   return std::all_of(bytes.begin(), bytes.end(), [](uint8_t b) { return b == 0; });
 }
@@ -163,7 +159,7 @@ void ReceiverTable::pair_broken(PairId pair, uint64_t peer_epoch, Exchange& x) {
     apply(id, Input::kPairBroken, Cause{}, x);
     // Only the end of the pair can end its quarantines now, and that is under way.
     const auto it = live_.find(id);
-    if (it != live_.end()) arm(id, it->second, UINT64_MAX);
+    if (it != live_.end()) deadlines_.arm(id, it->second.deadline, kNoDeadline);
   }
 }
 
@@ -180,10 +176,9 @@ void ReceiverTable::peer_lost(uint64_t peer_epoch, Exchange& x) {
 }
 
 void ReceiverTable::expire(Exchange& x) {
-  while (!deadlines_.empty() && deadlines_.begin()->first <= x.tick) {
-    const HandoffId id = deadlines_.begin()->second;
-    arm(id, live_.at(id), UINT64_MAX);
-    apply(id, Input::kExpired, Cause{}, x);
+  while (const auto id = deadlines_.due(x.tick)) {
+    deadlines_.arm(*id, live_.at(*id).deadline, kNoDeadline);
+    apply(*id, Input::kExpired, Cause{}, x);
   }
 }
 
@@ -278,7 +273,7 @@ void ReceiverTable::move(const HandoffId& id, Record&& record, State next, Excha
   if (from == State::kPending) --x.pairs.find(record.pair)->num_pending;
   num_quarantined_ -= is_quarantined(from) ? 1 : 0;
   num_quarantined_ += is_quarantined(next) ? 1 : 0;
-  arm(id, record, UINT64_MAX);
+  deadlines_.arm(id, record.deadline, kNoDeadline);
   record.state = next;
   if (!is_live(next)) {
     if (is_live(from) || from == State::kAbsent) {
@@ -298,25 +293,19 @@ void ReceiverTable::move(const HandoffId& id, Record&& record, State next, Excha
     record.blocks = {};
     record.commit.reset();
   }
-  arm(id, record, deadline_of(record, x));
+  deadlines_.arm(id, record.deadline, deadline_of(record, x));
   live_[id] = std::move(record);
 }
 
 uint64_t ReceiverTable::deadline_of(const Record& record, const Exchange& x) const {
   switch (record.state) {
-    case State::kPending: return after(x.tick, config_.open_wait_ticks);
-    case State::kExpected: return after(x.tick, config_.expect_wait_ticks);
+    case State::kPending: return Deadlines::after(x.tick, config_.open_wait_ticks);
+    case State::kExpected: return Deadlines::after(x.tick, config_.expect_wait_ticks);
     case State::kQuarantined:
-      return x.pairs.is_up(record.pair) ? after(x.tick, config_.quarantine_grace_ticks)
-                                        : UINT64_MAX;
-    default: return UINT64_MAX;
+      return x.pairs.is_up(record.pair) ? Deadlines::after(x.tick, config_.quarantine_grace_ticks)
+                                        : kNoDeadline;
+    default: return kNoDeadline;
   }
-}
-
-void ReceiverTable::arm(const HandoffId& id, Record& record, uint64_t deadline) {
-  if (record.deadline != UINT64_MAX) deadlines_.erase({record.deadline, id});
-  record.deadline = deadline;
-  if (deadline != UINT64_MAX) deadlines_.insert({deadline, id});
 }
 
 void ReceiverTable::bind(Record& record, PairId pair, Exchange& x) {
@@ -346,10 +335,6 @@ receiver::State ReceiverTable::state(const HandoffId& id) const {
   return tombstone != nullptr ? tombstone->state : State::kAbsent;
 }
 
-uint64_t ReceiverTable::next_tick() const {
-  return deadlines_.empty() ? UINT64_MAX : deadlines_.begin()->first;
-}
-
 void ReceiverTable::describe(std::string& text) const {
   for (const auto& [id, record] : live_) {
     text += "receiver " + to_string(id) + " state " +
@@ -361,7 +346,7 @@ void ReceiverTable::describe(std::string& text) const {
             std::to_string(record.num_choices) + " blocks";
     for (const BlockId block : record.blocks) text += " " + std::to_string(block);
     text += " matched " + std::to_string(record.num_matched_blocks) + " deadline " +
-            (record.deadline == UINT64_MAX ? "none" : std::to_string(record.deadline)) + "\n";
+            (record.deadline == kNoDeadline ? "none" : std::to_string(record.deadline)) + "\n";
   }
   for (const auto* tombstones : {&ended_, &strangers_}) {
     for (const auto& [id, tombstone] : tombstones->all()) {

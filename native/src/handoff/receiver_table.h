@@ -4,12 +4,11 @@
 
 #include <map>
 #include <optional>
-#include <set>
-#include <utility>
 #include <vector>
 
 #include "crossdock/handoff/handoff_table.h"
 #include "crossdock/handoff/lifecycle.h"
+#include "deadlines.h"
 #include "pair_table.h"
 #include "tombstones.h"
 
@@ -35,7 +34,7 @@ class ReceiverTable {
   receiver::State state(const HandoffId& id) const;
   uint32_t num_live() const { return static_cast<uint32_t>(live_.size()); }
   uint32_t num_quarantined() const { return num_quarantined_; }
-  uint64_t next_tick() const;
+  uint64_t next_tick() const { return deadlines_.next_tick(); }
   void describe(std::string& text) const;
 
  private:
@@ -53,7 +52,7 @@ class ReceiverTable {
     bool expected = false;  // an Expect named it
     bool has_pair = false;
     PairId pair = 0;
-    uint64_t deadline = UINT64_MAX;
+    uint64_t deadline = kNoDeadline;
     uint32_t num_matched_blocks = 0;
     std::vector<BlockId> blocks;
     std::optional<Commit> commit;  // while it is verified
@@ -77,7 +76,6 @@ class ReceiverTable {
   void absorb(Record& record, const Cause& cause, Exchange& x);
   void run(Step step, const Record& record, const Status& reason, const Reply& reply, Exchange& x);
   void move(const HandoffId& id, Record&& record, State next, Exchange& x);
-  void arm(const HandoffId& id, Record& record, uint64_t deadline);
   void bind(Record& record, PairId pair, Exchange& x);
   void unbind(Record& record, Exchange& x);
   uint64_t deadline_of(const Record& record, const Exchange& x) const;
@@ -94,7 +92,7 @@ class ReceiverTable {
   HandoffConfig config_;
   const receiver::Lifecycle* lifecycle_;
   std::map<HandoffId, Record> live_;
-  std::set<std::pair<uint64_t, HandoffId>> deadlines_;
+  Deadlines deadlines_;
   // Apart, so that a flood of unknown ids does not push out what is known of our own handoffs.
   Tombstones<State> ended_;
   Tombstones<State> strangers_;

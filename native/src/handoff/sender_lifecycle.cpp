@@ -5,6 +5,7 @@
 //  3 grant: writes are posted                                     -> Writing
 //  4 they have arrived (fenced): commit                           -> Committing
 //  5 ack                                                          -> Done
+//    open and commit wait for their answer no longer than the configuration says
 //  6 or somebody gives up: where no write is in flight it ends at once, otherwise the writes are
 //    stopped first (-> Aborting); on a broken pair only its closing proves that (-> AbortingBroken)
 //
@@ -33,7 +34,7 @@ const Lifecycle::Row kRows[] = {
      &N::refused_unknown},
     {S::kAbsent, {I::kRefuse, I::kAck}, S::kAbsent, {}, &N::refused_unknown},
     {S::kAbsent, {I::kBegin, I::kWritesArrived, I::kWritesFailed, I::kWritesStopped, I::kCancel,
-     I::kPairBroken, I::kPairClosed}, S::kAbsent, {}, &N::late_events},
+     I::kPairBroken, I::kPairClosed, I::kExpired}, S::kAbsent, {}, &N::late_events},
 
     // ---- the prompt has not started ----
     {S::kWaiting, {I::kBegin}, S::kOpened, {D::kSendOpen}},
@@ -47,8 +48,8 @@ const Lifecycle::Row kRows[] = {
      C::kCancelled, "the request was cancelled"},
     {S::kWaiting, {I::kPairBroken, I::kPairClosed}, S::kAborted, {D::kFinish}, &N::aborts,
      C::kUnavailable, "the connection to the decode instance broke"},
-    {S::kWaiting, {I::kWritesArrived, I::kWritesFailed, I::kWritesStopped}, S::kWaiting, {},
-     &N::late_events},
+    {S::kWaiting, {I::kWritesArrived, I::kWritesFailed, I::kWritesStopped, I::kExpired},
+     S::kWaiting, {}, &N::late_events},
 
     // ---- open sent; nothing is written before the grant ----
     {S::kOpened, {I::kGrant}, S::kWriting, {D::kStartWrites}},
@@ -62,6 +63,9 @@ const Lifecycle::Row kRows[] = {
      C::kCancelled, "the request was cancelled"},
     {S::kOpened, {I::kPairBroken, I::kPairClosed}, S::kAborted, {D::kFinish}, &N::aborts,
      C::kUnavailable, "the connection to the decode instance broke"},
+    // A grant that is on its way after all is answered by the tombstone.
+    {S::kOpened, {I::kExpired}, S::kAborted, {D::kSendAborted, D::kFinish}, &N::expired,
+     C::kUnavailable, "the decode instance did not answer the open in time"},
     {S::kOpened, {I::kAck}, S::kOpened, {}, &N::refused_state},
     {S::kOpened, {I::kPrepare, I::kPrepareUnpaired, I::kBegin}, S::kOpened, {}, &N::duplicates},
     {S::kOpened, {I::kWritesArrived, I::kWritesFailed, I::kWritesStopped}, S::kOpened, {},
@@ -69,8 +73,8 @@ const Lifecycle::Row kRows[] = {
 
     // ---- writes are in flight ----
     {S::kWriting, {I::kWritesArrived}, S::kCommitting, {D::kSendCommit}},
-    {S::kWriting, {I::kWritesFailed}, S::kAborting, {D::kStopWrites}, nullptr, C::kUnavailable,
-     "a write to the decode instance failed"},
+    {S::kWriting, {I::kWritesFailed}, S::kAborting, {D::kStopWrites}, &N::failed_writes,
+     C::kUnavailable, "a write to the decode instance failed"},
     {S::kWriting, {I::kRefuse, I::kRevoke, I::kNack}, S::kAborting, {D::kStopWrites}, nullptr,
      C::kAborted, "the decode instance revoked the handoff"},
     {S::kWriting, {I::kCancel}, S::kAborting, {D::kStopWrites}, nullptr, C::kCancelled,
@@ -80,7 +84,7 @@ const Lifecycle::Row kRows[] = {
     {S::kWriting, {I::kGrant, I::kGrantMisfit}, S::kWriting, {}, &N::duplicates},
     {S::kWriting, {I::kAck}, S::kWriting, {}, &N::refused_state},
     {S::kWriting, {I::kPrepare, I::kPrepareUnpaired, I::kBegin}, S::kWriting, {}, &N::duplicates},
-    {S::kWriting, {I::kWritesStopped}, S::kWriting, {}, &N::late_events},
+    {S::kWriting, {I::kWritesStopped, I::kExpired}, S::kWriting, {}, &N::late_events},
 
     // ---- every byte is in, commit sent: no operation reads the sources ----
     {S::kCommitting, {I::kAck}, S::kDone, {D::kFinish}, &N::commits},
@@ -93,6 +97,9 @@ const Lifecycle::Row kRows[] = {
     {S::kCommitting, {I::kPairBroken, I::kPairClosed}, S::kAborted, {D::kFinish}, &N::aborts,
      C::kUnavailable,
      "the connection broke before the acknowledgement; the decode stream tells the outcome"},
+    {S::kCommitting, {I::kExpired}, S::kAborted, {D::kSendAborted, D::kFinish}, &N::expired,
+     C::kUnavailable,
+     "the decode instance did not answer the commit in time; its stream tells the outcome"},
     {S::kCommitting, {I::kGrant, I::kGrantMisfit, I::kPrepare, I::kPrepareUnpaired, I::kBegin},
      S::kCommitting, {}, &N::duplicates},
     {S::kCommitting, {I::kRefuse}, S::kCommitting, {}, &N::late_messages},
@@ -105,8 +112,8 @@ const Lifecycle::Row kRows[] = {
     {S::kAborting, {I::kGrant, I::kGrantMisfit, I::kRefuse, I::kRevoke, I::kAck, I::kNack},
      S::kAborting, {}, &N::late_messages},
     {S::kAborting, {I::kPrepare, I::kPrepareUnpaired, I::kBegin}, S::kAborting, {}, &N::duplicates},
-    {S::kAborting, {I::kWritesArrived, I::kWritesFailed, I::kCancel}, S::kAborting, {},
-     &N::late_events},
+    {S::kAborting, {I::kWritesArrived, I::kWritesFailed, I::kCancel, I::kExpired}, S::kAborting,
+     {}, &N::late_events},
 
     // ---- ... on a broken pair ----
     {S::kAbortingBroken, {I::kPairClosed}, S::kAborted, {D::kFinish}, &N::aborts},
@@ -115,8 +122,8 @@ const Lifecycle::Row kRows[] = {
      S::kAbortingBroken, {}, &N::late_messages},
     {S::kAbortingBroken, {I::kPrepare, I::kPrepareUnpaired, I::kBegin}, S::kAbortingBroken, {},
      &N::duplicates},
-    {S::kAbortingBroken, {I::kWritesArrived, I::kWritesFailed, I::kWritesStopped, I::kCancel},
-     S::kAbortingBroken, {}, &N::late_events},
+    {S::kAbortingBroken, {I::kWritesArrived, I::kWritesFailed, I::kWritesStopped, I::kCancel,
+     I::kExpired}, S::kAbortingBroken, {}, &N::late_events},
 
     // ---- tombstones ----
     {S::kDone, {I::kGrant, I::kGrantMisfit, I::kRevoke, I::kNack}, S::kDone, {D::kSendAborted},
@@ -126,7 +133,7 @@ const Lifecycle::Row kRows[] = {
     {S::kDone, {I::kPrepare, I::kPrepareUnpaired}, S::kDone, {D::kFinish}, &N::duplicates,
      C::kAlreadyExists, "this handoff id has already been used"},
     {S::kDone, {I::kBegin, I::kWritesArrived, I::kWritesFailed, I::kWritesStopped, I::kCancel,
-     I::kPairBroken, I::kPairClosed}, S::kDone, {}, &N::late_events},
+     I::kPairBroken, I::kPairClosed, I::kExpired}, S::kDone, {}, &N::late_events},
 
     {S::kAborted, {I::kGrant, I::kGrantMisfit, I::kRevoke, I::kNack}, S::kAborted,
      {D::kSendAborted}, &N::late_messages},
@@ -134,7 +141,7 @@ const Lifecycle::Row kRows[] = {
     {S::kAborted, {I::kPrepare, I::kPrepareUnpaired}, S::kAborted, {D::kFinish}, &N::duplicates,
      C::kAlreadyExists, "this handoff id has already been used"},
     {S::kAborted, {I::kBegin, I::kWritesArrived, I::kWritesFailed, I::kWritesStopped, I::kCancel,
-     I::kPairBroken, I::kPairClosed}, S::kAborted, {}, &N::late_events},
+     I::kPairBroken, I::kPairClosed, I::kExpired}, S::kAborted, {}, &N::late_events},
 };
 // clang-format on
 

@@ -15,7 +15,7 @@ bool is_live(sender::State state) {
 }  // namespace
 
 SenderTable::SenderTable(const HandoffConfig& config, const sender::Lifecycle& lifecycle)
-    : lifecycle_(&lifecycle), ended_(config.tombstones_max) {}
+    : config_(config), lifecycle_(&lifecycle), ended_(config.tombstones_max) {}
 
 // ---- events to inputs ---------------------------------------------------------------------------
 
@@ -120,6 +120,13 @@ void SenderTable::pair_closed(PairId pair, Exchange& x) {
   apply_on_pair(pair, Input::kPairClosed, x);
 }
 
+void SenderTable::expire(Exchange& x) {
+  while (const auto id = deadlines_.due(x.tick)) {
+    deadlines_.arm(*id, live_.at(*id).deadline, kNoDeadline);
+    apply(*id, Input::kExpired, Cause{}, x);
+  }
+}
+
 // ---- transitions --------------------------------------------------------------------------------
 
 void SenderTable::apply(const HandoffId& id, Input input, const Cause& cause, Exchange& x) {
@@ -181,6 +188,12 @@ void SenderTable::send_commit(const Record& record, const handoff_event::WritesA
 void SenderTable::move(const HandoffId& id, Record&& record, State next, Exchange& x) {
   const State from = record.state;
   record.state = next;
+  if (from != next) {
+    const bool awaits_answer = next == State::kOpened || next == State::kCommitting;
+    deadlines_.arm(
+        id, record.deadline,
+        awaits_answer ? Deadlines::after(x.tick, config_.answer_wait_ticks) : kNoDeadline);
+  }
   if (is_live(next)) {
     if (!is_live(from)) {
       record.arrival = next_arrival_++;
@@ -209,7 +222,9 @@ void SenderTable::describe(std::string& text) const {
   for (const auto& [id, record] : live_) {
     text += "sender " + to_string(id) + " state " + std::to_string(static_cast<int>(record.state)) +
             " attempt " + std::to_string(record.key.attempt) + " pair " +
-            std::to_string(record.pair) + " blocks " + std::to_string(record.num_blocks) + "\n";
+            std::to_string(record.pair) + " blocks " + std::to_string(record.num_blocks) +
+            " deadline " +
+            (record.deadline == kNoDeadline ? "none" : std::to_string(record.deadline)) + "\n";
   }
   for (const auto& [id, tombstone] : ended_.all()) {
     text += "sender " + to_string(id) + " ended as " +

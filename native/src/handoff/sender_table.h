@@ -8,6 +8,7 @@
 
 #include "crossdock/handoff/handoff_table.h"
 #include "crossdock/handoff/lifecycle.h"
+#include "deadlines.h"
 #include "pair_table.h"
 #include "tombstones.h"
 
@@ -30,9 +31,11 @@ class SenderTable {
   void on_message(PairId pair, const Nack& nack, Exchange& x);
   void pair_broken(PairId pair, Exchange& x);
   void pair_closed(PairId pair, Exchange& x);
+  void expire(Exchange& x);
 
   sender::State state(const HandoffId& id) const;
   uint32_t num_live() const { return static_cast<uint32_t>(live_.size()); }
+  uint64_t next_tick() const { return deadlines_.next_tick(); }
   void describe(std::string& text) const;
 
  private:
@@ -47,6 +50,7 @@ class SenderTable {
     PairId pair = 0;
     uint32_t num_prompt_tokens = 0;
     uint32_t num_blocks = 0;
+    uint64_t deadline = kNoDeadline;
     Status outcome;  // why it ends, from the first that wanted it to
   };
   struct Cause {
@@ -66,8 +70,10 @@ class SenderTable {
   void send_commit(const Record& record, const handoff_event::WritesArrived& arrived, Exchange& x);
   void move(const HandoffId& id, Record&& record, State next, Exchange& x);
 
+  HandoffConfig config_;
   const sender::Lifecycle* lifecycle_;
   std::map<HandoffId, Record> live_;
+  Deadlines deadlines_;
   Tombstones<State> ended_;
   uint64_t next_arrival_ = 0;
 };

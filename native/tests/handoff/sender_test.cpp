@@ -12,14 +12,14 @@ event::WritesArrived arrived() {
   return e;
 }
 
-Table waiting() {
-  Table p;
+Table waiting(HandoffConfig config = Table::default_config()) {
+  Table p(config);
   p.pair_up();
   EXPECT_EQ(p.on(event::Prepare{kId, 1, kPair, kPromptTokens}), "");
   return p;
 }
-Table opened() {
-  Table p = waiting();
+Table opened(HandoffConfig config = Table::default_config()) {
+  Table p = waiting(config);
   EXPECT_EQ(p.on(event::Begin{kId}), "send-open");
   return p;
 }
@@ -175,6 +175,31 @@ TEST(Sender, ANewPairDoesNotFreeTheSourcesOfTheOldOne) {
   Table p = writing();
   EXPECT_EQ(p.pair_up(2, kPeerEpoch, 99), "stop-writes break-pair");
   EXPECT_EQ(p.on(event::PairClosed{kPair, false}), "finished");
+}
+
+TEST(Sender, WaitsForAnAnswerNoLongerThanItsBound) {
+  HandoffConfig config = Table::default_config();
+  config.answer_wait_ticks = 30;
+  Table o = opened(config);
+  EXPECT_EQ(o.table().next_tick(), 130u);
+  o.tick = 129;
+  EXPECT_EQ(o.on(event::Tick{}), "");
+  o.tick = 130;
+  EXPECT_EQ(o.on(event::Tick{}), "send-aborted finished");
+  EXPECT_EQ(outcome(o), StatusCode::kUnavailable);
+  EXPECT_EQ(o.table().next_tick(), UINT64_MAX);
+  EXPECT_EQ(o.arrive(GrantBlocks{kKey, 1, {3, 4}}), "send-aborted") << "so that D frees its blocks";
+
+  Table w = opened(config);
+  w.arrive(GrantBlocks{kKey, 1, {3, 4}});
+  EXPECT_EQ(w.table().next_tick(), UINT64_MAX) << "a prompt may take long to compute";
+  w.tick = 500;
+  w.on(arrived());
+  EXPECT_EQ(w.table().next_tick(), 530u);
+  w.tick = 530;
+  EXPECT_EQ(w.on(event::Tick{}), "send-aborted finished");
+  EXPECT_EQ(outcome(w), StatusCode::kUnavailable);
+  EXPECT_EQ(w.arrive(Ack{kKey}), "") << "too late: the decode stream tells the outcome";
 }
 
 TEST(Sender, LateMessagesToATombstone) {

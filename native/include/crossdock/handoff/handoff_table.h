@@ -123,7 +123,8 @@ struct Cancel {  // the caller of Prefill went away, or the prompt failed
   HandoffId id;
   Status reason;
 };
-// -- both: bounded waits (an open without Generate, an expectation without open) expire by tick.
+// -- both: bounded waits (an open without Generate, an expectation without open, an open or a
+// commit without an answer) expire by tick.
 struct Tick {};
 }  // namespace handoff_event
 
@@ -199,6 +200,9 @@ struct HandoffConfig {
   bool verify = false;                  // check the checksum of a commit before acknowledging
   uint64_t open_wait_ticks = 0;         // an open that precedes its Expect
   uint64_t quarantine_grace_ticks = 0;  // no `aborted` by then: the pair is broken for proof
+  // P's open or commit without an answer. D gives one within its own waits, so that this runs out
+  // only where a message was lost or D stands still.
+  uint64_t answer_wait_ticks = UINT64_MAX;
   // An expectation without an open. The caller's lease bounds it already, hence no bound here.
   uint64_t expect_wait_ticks = UINT64_MAX;
   uint32_t tombstones_max = 4096;    // of each side; as many again for ids nobody expected

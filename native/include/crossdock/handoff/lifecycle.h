@@ -35,6 +35,7 @@ struct HandoffCounters {
   uint64_t late_messages = 0;  // to a handoff that has ended or is ending
   uint64_t late_events = 0;    // local events for a handoff that has ended
   uint64_t expired = 0;        // bounded waits that ran out
+  uint64_t failed_writes = 0;  // handoffs of which a write could not be posted or failed
   uint64_t lost = 0;           // attempts that ended for a reason that is not the caller's
 };
 using HandoffCounter = uint64_t HandoffCounters::*;  // nullptr: nothing is counted
@@ -61,6 +62,7 @@ inline constexpr std::array kHandoffCounters{
     NamedHandoffCounter{"late_messages", &HandoffCounters::late_messages},
     NamedHandoffCounter{"late_events", &HandoffCounters::late_events},
     NamedHandoffCounter{"expired", &HandoffCounters::expired},
+    NamedHandoffCounter{"failed_writes", &HandoffCounters::failed_writes},
     NamedHandoffCounter{"lost", &HandoffCounters::lost},
 };
 static_assert(sizeof(HandoffCounters) == kHandoffCounters.size() * sizeof(uint64_t),
@@ -212,8 +214,9 @@ enum class Input : uint8_t {
   kCancel,
   kPairBroken,
   kPairClosed,
+  kExpired,  // no answer in time
 };
-inline constexpr size_t kNumInputs = 15;
+inline constexpr size_t kNumInputs = 16;
 
 enum class Step : uint8_t {
   kSendOpen,
