@@ -14,7 +14,7 @@ from bench.native_programs import ProgramError, find_programs, run_program
 from crossdock import models
 from crossdock.cli.errors import CliError
 from crossdock.errors import CrossdockError
-from crossdock.telemetry import configure_logging
+from crossdock.telemetry.logs import configure_logging
 
 NATIVE = ("handoff", "scheduler", "prefix", "engine")
 SERVED = {

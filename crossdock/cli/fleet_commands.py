@@ -204,6 +204,7 @@ async def _ask(service: ServiceRecord) -> dict[str, Any]:
         "instance_id": service.instance_id,
         "address": service.address,
         "http_address": service.http_address,
+        "metrics_address": service.metrics_address,
         "pid": service.process.pid,
         "alive": service.process.is_alive(),
         "serving": False,

@@ -30,6 +30,7 @@ class ServiceRecord:
     process: ProcessIdentity
     address: str  # Of its gRPC server.
     http_address: str  # Of the router's HTTP server; empty for the others.
+    metrics_address: str  # Of its /metrics.
     log: Path
 
 
@@ -86,6 +87,7 @@ def load(directory: Path) -> FleetRecord | None:
                 process=ProcessIdentity(**service["process"]),
                 address=service["address"],
                 http_address=service["http_address"],
+                metrics_address=service["metrics_address"],
                 log=Path(service["log"]),
             )
             for service in fields["services"]

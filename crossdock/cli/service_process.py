@@ -94,6 +94,7 @@ class ServiceProcess:
                 process=self.identity,
                 address=ready["address"],
                 http_address=ready.get("http_address") or "",
+                metrics_address=ready["metrics_address"],
                 log=self.log,
             )
         except (ValueError, KeyError, TypeError) as error:

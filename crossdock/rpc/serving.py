@@ -10,15 +10,17 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
+from prometheus_client.registry import Collector
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from crossdock.errors import CrossdockError
 from crossdock.rpc.settings import ServiceSettings
-from crossdock.telemetry import configure_logging
+from crossdock.telemetry.logs import configure_logging
+from crossdock.telemetry.metrics import MetricsServer
 
 Settings = TypeVar("Settings", bound=ServiceSettings)
 
@@ -31,6 +33,9 @@ class Service(Protocol):
 
     async def drain(self) -> None:
         """Ends gracefully, within the bound of its settings."""
+
+    def collectors(self) -> Iterable[Collector]:
+        """What its metrics are read from, from before its start to after its drain."""
 
 
 def parse_settings(kind: type[Settings], program: str, arguments: Sequence[str]) -> Settings:
@@ -76,26 +81,30 @@ async def _run(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     service = await build(settings, instance_id)
+    metrics = MetricsServer(service.collectors())
     try:
+        metrics_address = await metrics.start(settings.host, settings.metrics_port)
         start = asyncio.create_task(service.start())
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait({start, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if start.done():
-            _announce(role, instance_id, start.result())
+            addresses = {"address": start.result(), "metrics_address": metrics_address}
+            announce(role, instance_id, addresses)
             await stopped
         else:
             start.cancel()
     finally:
         await service.drain()
+        await metrics.close()
 
 
-def _announce(role: str, instance_id: str, address: str) -> None:
+def announce(role: str, instance_id: str, addresses: Mapping[str, str]) -> None:
     """The one line on stdout: whoever started the process waits for it."""
     line = {
         "event": "ready",
         "role": role,
         "instance_id": instance_id,
-        "address": address,
+        **addresses,
         "pid": os.getpid(),
     }
     print(json.dumps(line), flush=True)

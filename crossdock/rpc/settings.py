@@ -24,6 +24,9 @@ class ServiceSettings(BaseSettings):
 
     host: Annotated[str, Field(description="Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65_535, description="gRPC port; 0 takes a free one.")] = 0
+    metrics_port: Annotated[
+        int, Field(ge=0, le=65_535, description="HTTP port of /metrics; 0 takes a free one.")
+    ] = 0
     instance_id: Annotated[
         str, Field(max_length=128, description="Name of this instance; made up when empty.")
     ] = ""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
+
+from prometheus_client.registry import Collector
 
 from crossdock.rpc.native_import import requires_native
 from crossdock.rpc.serving import parse_settings, run_service
 
 with requires_native("decode"):
     from crossdock.engine.front import Front
+    from crossdock.engine.metrics import collectors_of
     from crossdock.engine.process import ProcessLauncher, engine_path
     from services.decode.config import DecodeSettings
     from services.decode.generation import Generation
@@ -31,6 +35,9 @@ class DecodeService:
 
     async def start(self) -> str:
         return await self._front.start(self._settings.host, self._settings.port)
+
+    def collectors(self) -> Iterable[Collector]:
+        return collectors_of(self._front)
 
     async def drain(self) -> None:
         await self._front.server.drain(self._settings.drain_timeout)

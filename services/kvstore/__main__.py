@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import secrets
 import sys
+from collections.abc import Iterable
+
+from prometheus_client.registry import Collector
 
 from crossdock.errors import Code, CrossdockError, Reason
 from crossdock.rpc.native_import import requires_native
@@ -13,7 +16,8 @@ from services.kvstore.config import KvStoreSettings
 
 with requires_native("kvstore"):
     from crossdock import _native as native
-    from services.kvstore.servicer import NAME, UNGATED, KvStoreServicer, register
+    from crossdock.telemetry.instance import InstanceCollector
+    from services.kvstore.servicer import NAME, UNGATED, KvStoreServicer, register, status_of
     from services.kvstore.store import Store
     from services.kvstore.tier import Tier
 
@@ -38,6 +42,9 @@ class KvStoreService:
         port = await self._server.start(host, self._settings.port)
         await self._server.set_serving(True)
         return f"{host}:{port}"
+
+    def collectors(self) -> Iterable[Collector]:
+        return [InstanceCollector(lambda: status_of(self._store))]
 
     async def drain(self) -> None:
         await self._server.drain(self._settings.drain_timeout)

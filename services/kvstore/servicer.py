@@ -96,18 +96,23 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
     async def GetStatus(
         self, request: kv_pb2.InstanceRequest, context: Any
     ) -> kv_pb2.InstanceStatus:
-        facts = self._store.facts()
-        message = kv_pb2.InstanceStatus(role="kvstore", **facts.fields)
-        for pair in self._store.pairs.live:
-            message.peers.add(
-                instance_id=pair.remote.instance_id,
-                epoch=pair.remote.epoch,
-                transport=pair.transport,
-                state=pair.state_name,
-            )
-        for name, value in facts.counters.items():
-            message.counters.add(name=name, value=value)
-        return message
+        return await status_of(self._store)
+
+
+async def status_of(store: Store) -> kv_pb2.InstanceStatus:
+    """The store as it is now."""
+    facts = store.facts()
+    message = kv_pb2.InstanceStatus(role="kvstore", **facts.fields)
+    for pair in store.pairs.live:
+        message.peers.add(
+            instance_id=pair.remote.instance_id,
+            epoch=pair.remote.epoch,
+            transport=pair.transport,
+            state=pair.state_name,
+        )
+    for name, value in facts.counters.items():
+        message.counters.add(name=name, value=value)
+    return message
 
 
 def register(servicer: KvStoreServicer) -> Callable[[grpc.aio.Server], None]:

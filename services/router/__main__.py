@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import signal
 import sys
 
@@ -13,14 +11,16 @@ import structlog
 from crossdock.errors import CrossdockError
 from crossdock.models import ModelError, resolve
 from crossdock.rpc.server import RpcServer
-from crossdock.rpc.serving import parse_settings
-from crossdock.telemetry import configure_logging
+from crossdock.rpc.serving import announce, parse_settings
+from crossdock.telemetry.logs import configure_logging
+from crossdock.telemetry.metrics import MetricsServer
 from crossdock.tokenization import ChatTemplate, ChatTemplateError, TokenizationError, Tokenizer
 from services.router.config import RouterSettings
 from services.router.fleet import Fleet
 from services.router.generation import Inference
 from services.router.http_server import HttpServer
 from services.router.live import LiveRequests
+from services.router.metrics import RouterMetrics
 from services.router.openai_http import make_app
 from services.router.poller import BUSY_INTERVAL_S, Poller
 from services.router.prompting import Prompter
@@ -50,8 +50,9 @@ class Router:
             self.fleet, self._workers, lambda: len(self.live) > 0, report_interval_s
         )
         bounds = RetryBounds(settings.max_migrations, settings.instance_wait)
-        retry = Retry(self.fleet, self._workers, self._poller, bounds)
-        inference = Inference(directory.name, prompter, self.fleet, retry, self.live)
+        self.metrics = RouterMetrics(self.fleet, lambda: len(self.live))
+        retry = Retry(self.fleet, self._workers, self._poller, bounds, self.metrics)
+        inference = Inference(directory.name, prompter, self.fleet, retry, self.live, self.metrics)
         self._grpc = RpcServer(instance_id, ungated=UNGATED_METHODS)
         self._grpc.add(SERVICE_NAME, lambda server: register(InferenceServicer(inference), server))
         self._http = HttpServer(make_app(inference, self._grpc.gate))
@@ -86,21 +87,21 @@ async def _serve(settings: RouterSettings, instance_id: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     router = Router(settings, instance_id)
+    metrics = MetricsServer([router.metrics])
     try:
+        metrics_address = await metrics.start(settings.host, settings.metrics_port)
         address, http_address = await router.start()
-        line = {
-            "event": "ready",
-            "role": "router",
-            "instance_id": instance_id,
+        addresses = {
             "address": address,
             "http_address": http_address,
-            "pid": os.getpid(),
+            "metrics_address": metrics_address,
         }
-        print(json.dumps(line), flush=True)
+        announce("router", instance_id, addresses)
         await stop.wait()
         await router.drain()
     finally:
         await router.close()
+        await metrics.close()
 
 
 def main() -> int:

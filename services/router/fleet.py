@@ -6,7 +6,7 @@ once it failed an attempt. A good report clears both: it is news from after the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 from services.router.policy import Candidate, FleetSnapshot, Placement
@@ -85,6 +85,14 @@ class Fleet:
     def in_flight_tokens(self) -> int:
         """Our own load over all instances; 0 when nothing runs."""
         return sum(member.in_flight_tokens for member in self._members)
+
+    def states(self) -> Mapping[tuple[Role, str], int]:
+        """How many instances of a role serve, are suspect, or are away."""
+        counts = {(role, state): 0 for role in Role for state in ("serving", "suspect", "away")}
+        for member in self._members:
+            state = "away" if not member.serves else "suspect" if member.suspect else "serving"
+            counts[member.role, state] += 1
+        return counts
 
     def snapshot(self) -> FleetSnapshot:
         """What the policy decides by."""

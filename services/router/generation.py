@@ -10,11 +10,10 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import structlog
 
@@ -44,6 +43,29 @@ _log = structlog.get_logger("router.request")
 
 
 @dataclass(frozen=True, slots=True)
+class Account:
+    """What became of a request that ran. `outcome` is a finish reason or an error's code."""
+
+    outcome: str
+    num_prompt_tokens: int
+    num_tokens: int
+    ttft_s: float
+    tpot_s: float
+    duration_s: float
+    ending: Ending | None
+
+
+class Accounts(Protocol):
+    """Where requests are counted."""
+
+    def request_refused(self, code: str) -> None:
+        """A request that never ran."""
+
+    def request_ended(self, account: Account) -> None:
+        """A request that ran."""
+
+
+@dataclass(frozen=True, slots=True)
 class InferenceCall:
     """What a caller asked for, whichever API it came by."""
 
@@ -70,6 +92,27 @@ class Generation:
         self._running = False
         self._aborted = False
         self._num_attempts = 0
+        self._accepted_s = _now()
+        self._ending: Ending | None = None
+        # Of a task that never took its first step: its caller went away.
+        self._outcome = _outcome(cancelled("the caller went away"))
+
+    @property
+    def started(self) -> bool:
+        """Whether it was accepted."""
+        return self._task is not None
+
+    def account(self) -> Account:
+        """What became of it, once it is closed."""
+        return Account(
+            outcome=self._outcome,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_tokens=self._life.num_tokens,
+            ttft_s=self._life.ttft_ms() / 1e3,
+            tpot_s=self._life.tpot_ms() / 1e3,
+            duration_s=_now() - self._accepted_s,
+            ending=self._ending,
+        )
 
     def abort(self) -> None:
         """Ends it with FinishReason.ABORT, wherever it is."""
@@ -119,6 +162,7 @@ class Generation:
         if error is not None and not self._outbox.ended:
             if self._life.state is not RequestState.FINISHED:
                 self._life.end()
+            self._outcome = _outcome(error)
             self._outbox.fail(error)
         _log.info(
             "request_ended",
@@ -162,18 +206,18 @@ class Generation:
         if self._assembler.matched_stop is not None and reason is FinishReason.LENGTH:
             # The end of the last character completed a stop string.
             reason = FinishReason.STOP
-        self._outbox.finish(
-            Ending(
-                reason=reason,
-                matched_stop=self._assembler.matched_stop or "",
-                usage=Usage(
-                    prompt_tokens=self.num_prompt_tokens,
-                    completion_tokens=self._life.num_tokens,
-                    cached_prompt_tokens=_cached_tokens(completion, self.num_prompt_tokens),
-                ),
-                timings=self._timings(completion),
-            )
+        self._outcome = reason.value
+        self._ending = Ending(
+            reason=reason,
+            matched_stop=self._assembler.matched_stop or "",
+            usage=Usage(
+                prompt_tokens=self.num_prompt_tokens,
+                completion_tokens=self._life.num_tokens,
+                cached_prompt_tokens=_cached_tokens(completion, self.num_prompt_tokens),
+            ),
+            timings=self._timings(completion),
         )
+        self._outbox.finish(self._ending)
 
     def _timings(self, completion: Completion | None) -> Timings:
         ttft_ms, tpot_ms = self._life.ttft_ms(), self._life.tpot_ms()
@@ -201,9 +245,16 @@ class Inference:
     """Opens generations. One a router; used on one event loop."""
 
     def __init__(
-        self, model: str, prompter: Prompter, fleet: Fleet, retry: Retry, live: LiveRequests
+        self,
+        model: str,
+        prompter: Prompter,
+        fleet: Fleet,
+        retry: Retry,
+        live: LiveRequests,
+        accounts: Accounts,
     ) -> None:
         self.model = model
+        self._accounts = accounts
         self.prompter = prompter
         self.live = live
         self._fleet = fleet
@@ -219,20 +270,25 @@ class Inference:
     @asynccontextmanager
     async def open(self, call: InferenceCall) -> AsyncGenerator[Generation, None]:
         """The call as a running generation; leaving the block ends it."""
-        validation.check_model(call.model, (self.model,))
-        validation.check_request_id(call.request_id, call.request_id_field)
-        rules = validation.check_sampling(call.sampling)
-        request_id = call.request_id or uuid.uuid4().hex
-        deadline = Deadline.after(call.timeout_s, _now())
-        generation = Generation(request_id)
-        with self.live.admit(request_id, generation):
-            prompt = await self.prompter.encode(call.prompt, self.limits())
-            job = self._job(call, request_id, prompt, deadline)
-            generation.start(job, self._retry, self._assembler(job, rules))
-            try:
-                yield generation
-            finally:
-                await generation.close()
+        generation = Generation(call.request_id or f"{self._retry.random.getrandbits(128):032x}")
+        try:
+            validation.check_model(call.model, (self.model,))
+            validation.check_request_id(call.request_id, call.request_id_field)
+            rules = validation.check_sampling(call.sampling)
+            deadline = Deadline.after(call.timeout_s, _now())
+            with self.live.admit(generation.request_id, generation):
+                prompt = await self.prompter.encode(call.prompt, self.limits())
+                job = self._job(call, generation.request_id, prompt, deadline)
+                generation.start(job, self._retry, self._assembler(job, rules))
+                try:
+                    yield generation
+                finally:
+                    await generation.close()
+                    self._accounts.request_ended(generation.account())
+        except CrossdockError as error:
+            if not generation.started:
+                self._accounts.request_refused(_outcome(error))
+            raise
 
     def _job(
         self, call: InferenceCall, request_id: str, prompt: tuple[int, ...], deadline: Deadline
@@ -243,12 +299,12 @@ class Inference:
         if isinstance(call.prompt, TokenPrompt):
             validation.check_token_ids(prompt, limits.vocab_size, name)
         sampling = validation.complete_sampling(
-            call.sampling, len(prompt), limits, secrets.randbits(64)
+            call.sampling, len(prompt), limits, self._retry.random.getrandbits(64)
         )
         eos = frozenset() if sampling.ignore_eos else self._fleet.eos_token_ids()
         return Job(
             request_id=request_id,
-            worker_request_id=worker_request_id(request_id),
+            worker_request_id=worker_request_id(request_id, self._retry.random),
             prompt=prompt,
             sampling=sampling,
             stop_ids=eos | frozenset(sampling.stop_token_ids),
@@ -270,6 +326,10 @@ def _cached_tokens(completion: Completion | None, num_prompt_tokens: int) -> int
         return 0
     source = completion.reply or completion.last
     return min(source.cached_prompt_tokens, num_prompt_tokens) if source else 0
+
+
+def _outcome(error: CrossdockError) -> str:
+    return error.code.name.lower()
 
 
 def _now() -> float:

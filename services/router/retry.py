@@ -13,14 +13,15 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
+from random import Random
 from typing import Final, Protocol
 
 import structlog
 
 from crossdock.errors import CrossdockError, not_ready, overloaded
+from crossdock.rpc.surroundings import REAL
 from services.router.attempt import Attempt, Failed, Finished, Sink
 from services.router.deadline import Deadline
 from services.router.fleet import Fleet
@@ -87,6 +88,16 @@ class Reports(Protocol):
         ...
 
 
+class AttemptAccounts(Protocol):
+    """Where attempts are counted."""
+
+    def attempt_started(self, after: Kind | None) -> None:
+        """`after`: how the attempt before it failed."""
+
+    def attempt_ended(self, outcome: str) -> None:
+        """How it ended: finished, cancelled, or the kind of its failure."""
+
+
 @dataclass(frozen=True, slots=True)
 class RetryBounds:
     """`instance_wait_s`: how long a request that lost its instance waits for one to come back."""
@@ -96,11 +107,22 @@ class RetryBounds:
 
 
 class Retry:
-    """Drives jobs. Shared by all requests of the router, on one event loop."""
+    """Drives jobs. Shared by all requests of the router, on one event loop.
+
+    Handoff ids, names for workers and seeds that callers left out are drawn from `random`.
+    """
 
     def __init__(
-        self, fleet: Fleet, workers: Workers, reports: Reports, bounds: RetryBounds
+        self,
+        fleet: Fleet,
+        workers: Workers,
+        reports: Reports,
+        bounds: RetryBounds,
+        accounts: AttemptAccounts,
+        random: Random = REAL.random,
     ) -> None:
+        self.random = random
+        self._accounts = accounts
         self._fleet = fleet
         self._workers = workers
         self._reports = reports
@@ -112,6 +134,7 @@ class Retry:
         merge = TokenMerge(len(job.prompt))
         excluded: set[str] = set()
         loss: Loss | None = None
+        failure: Kind | None = None
         num_losses = 0
         num_attempts = 0
         reply: PrefillReply | None = None
@@ -119,11 +142,13 @@ class Retry:
             placement = await self._place(job, len(merge.token_ids), excluded, loss)
             num_attempts += 1
             on_dispatch()
+            self._accounts.attempt_started(failure)
             result = await self._attempt(job, placement, num_attempts, merge, sink)
             if isinstance(result, Finished):
                 reply = result.reply or reply
                 return Completion(result.finish, result.last, reply, num_attempts, placement)
             self._note(job, placement, result)
+            failure = result.verdict.kind
             if result.verdict.kind is Kind.FATAL:
                 raise result.error
             if (finish := _ended_by_itself(job, merge.token_ids)) is not None:
@@ -145,7 +170,7 @@ class Retry:
         order = AttemptOrder(
             request_id=job.worker_request_id,
             # The caller's id never leads to a handoff's: two attempts cannot meet.
-            handoff_id=secrets.token_bytes(HANDOFF_ID_BYTES) if placement.prefill else b"",
+            handoff_id=self.random.randbytes(HANDOFF_ID_BYTES) if placement.prefill else b"",
             attempt=number,
             token_ids=token_ids,
             sampling=job.sampling.after(num_generated),
@@ -157,7 +182,15 @@ class Retry:
         total_tokens = len(job.prompt) + job.sampling.max_tokens
         with self._fleet.load(placement, len(token_ids), total_tokens) as release_prefill:
             attempt = Attempt(self._workers, order, merge, timeout_s)
-            return await attempt.run(sink, release_prefill)
+            outcome = "cancelled"
+            try:
+                result = await attempt.run(sink, release_prefill)
+                outcome = "finished"
+                if isinstance(result, Failed):
+                    outcome = result.verdict.kind.value
+                return result
+            finally:
+                self._accounts.attempt_ended(outcome)
 
     async def _place(
         self, job: Job, num_generated: int, excluded: set[str], loss: Loss | None
@@ -212,14 +245,14 @@ class Retry:
         )
 
 
-def worker_request_id(request_id: str) -> str:
+def worker_request_id(request_id: str, random: Random) -> str:
     """A name for workers that begins with the caller's and is unique.
 
     Two routers may have callers with the same idea of an id, and a caller may use one again
     while a worker still ends the former request.
     """
     prefix = request_id.encode("utf-8")[:_CALLER_ID_BYTES_MAX].decode("utf-8", errors="ignore")
-    return f"{prefix}-{secrets.token_hex(8)}"
+    return f"{prefix}-{random.getrandbits(64):016x}"
 
 
 def _at_fault(placement: Placement, failed: Failed) -> list[str]:

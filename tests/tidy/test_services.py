@@ -12,7 +12,14 @@ from tests.tidy.sources import read, tracked, written_by_hand
 # Proto types are translated at the edges: a servicer, a client, the plumbing of rpc, and the
 # command line's own views of the public API.
 _EDGES = re.compile(r"^(servicer|client|translation)(_\w+)?\.py$|_(servicer|client|grpc)\.py$")
-_EDGE_FOLDERS = ("crossdock/api/", "crossdock/rpc/", "crossdock/cli/", "tests/", "bench/")
+_EDGE_FOLDERS = (
+    "crossdock/api/",
+    "crossdock/rpc/",
+    "crossdock/cli/",
+    "crossdock/telemetry/",
+    "tests/",
+    "bench/",
+)
 _ENVIRONMENT = {"environ", "getenv", "argv"}
 _PRODUCT = ("crossdock/", "services/")
 

@@ -19,7 +19,8 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FleetRecord:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     process = ProcessIdentity.of(os.getpid())
     assert process is not None
-    service = ServiceRecord("router", "router", process, "127.0.0.1:1", "127.0.0.1:2", Path("log"))
+    addresses = ("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3")
+    service = ServiceRecord("router", "router", process, *addresses, Path("log"))
     return FleetRecord("default", Path("/models/m"), (service,))
 
 

@@ -17,7 +17,8 @@ from crossdock.cli.service_process import ServiceProcess
 WAIT_S = 20.0
 READY = """
 import json, os, sys, time
-print(json.dumps({"event": "ready", "address": "127.0.0.1:1", "pid": os.getpid()}), flush=True)
+addresses = {"address": "127.0.0.1:1", "metrics_address": "127.0.0.1:2"}
+print(json.dumps({"event": "ready", "pid": os.getpid()} | addresses), flush=True)
 time.sleep(600)
 """
 
@@ -54,6 +55,7 @@ def test_the_ready_line_becomes_a_record(start: Start) -> None:
     assert (record.role, record.instance_id) == ("decode", "decode-0")
     assert record.address == "127.0.0.1:1"
     assert record.http_address == ""
+    assert record.metrics_address == "127.0.0.1:2"
     assert record.process.pid == process.pid
     assert process.exit_code is None
 

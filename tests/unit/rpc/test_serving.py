@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,8 @@ class Echo:
         if self.settings.port == 2:
             await asyncio.Event().wait()
         return f"{self.settings.host}:7"
+    def collectors(self):
+        return []
     async def drain(self):
         print("drained", self.settings.drain_timeout, file=sys.stderr)
 
@@ -66,13 +69,17 @@ def _first_line(child: subprocess.Popen[str]) -> dict[str, object]:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_ready_is_announced_and_a_signal_drains(program: Path, number: signal.Signals) -> None:
     child = _start(program, "--instance-id", "echo-1", "--drain-timeout", "3")
-    assert _first_line(child) == {
+    line = _first_line(child)
+    metrics_address = line.pop("metrics_address")
+    assert line == {
         "event": "ready",
         "role": "echo",
         "instance_id": "echo-1",
         "address": "127.0.0.1:7",
         "pid": child.pid,
     }
+    with urllib.request.urlopen(f"http://{metrics_address}/metrics", timeout=30) as reply:
+        assert b"process_resident_memory_bytes" in reply.read()
     child.send_signal(number)
     out, err = child.communicate(timeout=30)
     assert (child.returncode, out) == (0, "")

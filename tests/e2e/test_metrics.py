@@ -1,0 +1,88 @@
+"""Every service of a real fleet is scraped, and what a handoff does shows in the figures."""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from crossdock.cli.fleet import Fleet
+from crossdock.cli.fleet_plan import FleetOptions
+from crossdock.cli.fleet_record import ServiceRecord
+from tests.conftest import KV_MEMORY, StartFleet
+from tests.e2e.caller import Caller, router_address, sampling, services, wait_until_clean
+
+PROMPT = [(5 * i + 1) % 256 for i in range(200)]
+NUM_TOKENS = 8
+
+
+def scrape(service: ServiceRecord) -> dict[str, Metric]:
+    """The metrics of one service, by the name of their family."""
+    with urllib.request.urlopen(f"http://{service.metrics_address}/metrics", timeout=30) as reply:
+        text = reply.read().decode()
+    return {family.name: family for family in text_string_to_metric_families(text)}
+
+
+def figure(families: dict[str, Metric], name: str, **labels: str) -> float:
+    """The sum over the samples of that name that have these labels; 0 when there is none."""
+    return sum(
+        sample.value
+        for family in families.values()
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )
+
+
+@pytest.fixture(scope="module")
+def fleet(tiny_model: Path, fleet_starter: StartFleet) -> Fleet:
+    return fleet_starter(FleetOptions(tiny_model, kv_memory=KV_MEMORY))
+
+
+async def one_request(fleet: Fleet) -> None:
+    async with Caller(router_address(fleet)) as caller:
+        answer = await caller.generate(PROMPT, sampling(NUM_TOKENS))
+        assert len(answer.ids) == NUM_TOKENS
+
+
+def test_a_handoff_moves_the_figures_of_every_service(fleet: Fleet) -> None:
+    records = {role: services(fleet, role)[0] for role in ("router", "prefill", "decode")}
+    before = {role: scrape(record) for role, record in records.items()}
+    asyncio.run(one_request(fleet))
+    wait_until_clean(fleet)
+    after = {role: scrape(record) for role, record in records.items()}
+
+    def moved(role: str, name: str, **labels: str) -> float:
+        return figure(after[role], name, **labels) - figure(before[role], name, **labels)
+
+    assert moved("router", "crossdock_router_requests_total", outcome="length") == 1
+    assert moved("router", "crossdock_router_attempts_total", outcome="finished") == 1
+    assert moved("router", "crossdock_router_generation_tokens_total") == NUM_TOKENS
+    assert moved("router", "crossdock_router_prompt_tokens_total") == len(PROMPT)
+    assert moved("router", "crossdock_router_time_to_first_token_seconds_count") == 1
+    assert moved("router", "crossdock_router_handoff_seconds_count") == 1
+    assert moved("prefill", "crossdock_engine_computed_tokens_total") == len(PROMPT)
+    assert moved("decode", "crossdock_engine_generated_tokens_total") > 0
+    outcomes = "crossdock_handoff_outcomes_total"
+    assert moved("prefill", outcomes, side="sender", outcome="commits") == 1
+    assert moved("decode", outcomes, side="receiver", outcome="commits") == 1
+    assert figure(after["decode"], "crossdock_pairs", state="ready", transport="shm") == 1
+    assert figure(after["decode"], "crossdock_kv_blocks", state="cached") > 0
+    assert figure(after["decode"], "crossdock_kv_blocks", state="owned") == 0
+
+
+def test_a_refused_request_is_counted_by_its_code(fleet: Fleet) -> None:
+    router = services(fleet, "router")[0]
+    name = "crossdock_router_requests_total"
+    before = figure(scrape(router), name, outcome="invalid_argument")
+
+    async def refused() -> None:
+        async with Caller(router_address(fleet)) as caller:
+            with pytest.raises(Exception, match="temperature"):
+                await caller.generate(PROMPT, sampling(1, temperature=-1.0))
+
+    asyncio.run(refused())
+    assert figure(scrape(router), name, outcome="invalid_argument") == before + 1
