@@ -112,6 +112,12 @@ bench-engine: build ## The engine beside llama.cpp (LLAMA_BIN) and vLLM (VLLM_PY
 	$(BIN)/crossdock model fetch
 	$(BIN)/python -m bench.engine_peers --programs $(PLAIN)/native $(BENCH_ARGS)
 
+.PHONY: bench-handoff
+bench-handoff: build ## Moving KV beside memcpy, UCX, NIXL (NIXL_PYTHON), Mooncake (MOONCAKE_PYTHON)
+	cmake -S . -B $(PLAIN) -DCROSSDOCK_BENCH=ON
+	cmake --build $(PLAIN)
+	$(BIN)/python -m bench.handoff_peers --programs $(PLAIN)/native $(BENCH_ARGS)
+
 .PHONY: clean
 clean: ## Remove what was built; the virtual environment and the models stay
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

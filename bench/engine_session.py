@@ -31,7 +31,7 @@ from bench.pairs import (
     lossless,
     threads_text,
 )
-from bench.peer_programs import LlamaPrograms, PeerError, pinned, vllm_python
+from bench.peer_programs import LlamaPrograms, PeerError, peer_python, pinned
 from bench.vllm_cpu import vllm_run
 from crossdock.errors import CrossdockError
 from crossdock.models.packed import packed_directory
@@ -171,7 +171,9 @@ class Session:
         for name in weight_format.vllm if turns.with_vllm else ():
             log = self.log.with_name(f"vllm_{name}.log")
             try:
-                run = vllm_run(vllm_python(os.environ), self.model, name, turns.threads, log)
+                run = vllm_run(
+                    peer_python("vllm", os.environ), self.model, name, turns.threads, log
+                )
                 peers.append((Subject(VLLM, name), stack.enter_context(run)))
             except PeerError as error:
                 self._miss(VLLM, error)

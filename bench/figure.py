@@ -9,9 +9,6 @@ from dataclasses import asdict, dataclass
 # The share of its limit that a figure should reach, by the beginning of "bench case". Where the
 # limit is a goal in time itself, the ratio is goal over value and 1 is met.
 _WANTED = {
-    r"handoff .*shm.*\b(16|256) ?MiB": 0.9,
-    r"handoff .*shm.*\b1 ?MiB": 0.8,
-    r"handoff .*tcp": 0.97,
     r"engine decode_attention_bf16": 0.85,
     r"engine prefill_(512|2048)": 0.8,
     r"engine decode_one_stream": 0.85,

