@@ -51,8 +51,9 @@ class AttentionPart {
 
 std::unique_ptr<AttentionPart> make_gqa_attention(const PartTools& tools, const KvLayout& layout,
                                                   const HeadGroups& groups, const Rope& rope);
-// In the absorbed form at every position (DeepSeek-V2, arXiv 2405.04434, appendix C): each head's
-// share of kv_b_proj goes into its query and its output, so attention runs on the latent itself.
+// In the absorbed form (DeepSeek-V2, arXiv 2405.04434, appendix C): each head's share of kv_b_proj
+// goes into its query and its output, so attention runs on the latent itself. The rows that the
+// plan has as prompts' are expanded (expanded_attention.h).
 std::unique_ptr<AttentionPart> make_mla_attention(const PartTools& tools, const KvLayout& layout,
                                                   const HeadGroups& groups, const Rope& rope);
 

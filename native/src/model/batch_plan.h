@@ -55,9 +55,27 @@ struct SplitRow {
   uint32_t num_partials = 0;
 };
 
-// Rows that look back over the cache, and how.
+// Rows of a prompt that attend in MLA's expanded form: one after the other, from `first_row` on.
+struct PromptRows {
+  uint32_t first_row = 0;
+  uint32_t num_rows = 0;
+  uint32_t first_position = 0;
+  const BlockId* block_table = nullptr;
+};
+
+struct RowRange {
+  uint32_t begin = 0;
+  uint32_t end = 0;
+
+  uint32_t size() const { return end - begin; }
+};
+
+// Rows that look back over the cache, and how: the prompts' in the expanded form, all others by
+// tasks, on what is cached.
 struct RowSet {
   std::vector<RowPlace> rows;
+  std::vector<PromptRows> prompts;
+  std::vector<RowRange> task_rows;  // those of the tasks, in order
   std::vector<AttentionTask> tasks;
   std::vector<SplitRow> splits;
   uint32_t num_partials = 0;
@@ -79,6 +97,7 @@ struct BatchPlan {
     uint32_t vocab_size = 0;
     uint32_t num_blocks = 0;
     uint32_t num_threads = 0;
+    bool expands_prompts = false;
   };
   // Asserts that tokens, positions and block tables are in range. Keeps its memory between calls.
   void build(std::span<const BatchItem> batch, const Limits& limits, const HeadGroups& groups);

@@ -46,7 +46,7 @@ uint32_t depth_max(const ModelConfig& model) {
 class CpuExecutor final : public Executor {
  public:
   CpuExecutor(ModelConfig model, DecoderWeights weights, const kernels::Kernels& kernels,
-              DType kv_dtype, std::unique_ptr<ThreadPool> pool);
+              const ExecutorConfig& config, std::unique_ptr<ThreadPool> pool);
 
   const ModelConfig& model() const override { return model_; }
   const KvLayout& layout() const override { return layout_; }
@@ -67,6 +67,7 @@ class CpuExecutor final : public Executor {
   const ModelConfig model_;
   const DecoderWeights weights_;
   const KvLayout layout_;
+  const MlaPrefill mla_prefill_;
   std::unique_ptr<ThreadPool> pool_;
   const HeadGroups groups_;
   const Rope rope_;
@@ -89,10 +90,11 @@ class CpuExecutor final : public Executor {
 };
 
 CpuExecutor::CpuExecutor(ModelConfig model, DecoderWeights weights, const kernels::Kernels& kernels,
-                         DType kv_dtype, std::unique_ptr<ThreadPool> pool)
+                         const ExecutorConfig& config, std::unique_ptr<ThreadPool> pool)
     : model_(std::move(model)),
       weights_(std::move(weights)),
-      layout_(make_layout(model_, weights_.fingerprint, kv_dtype)),
+      layout_(make_layout(model_, weights_.fingerprint, config.kv_dtype)),
+      mla_prefill_(config.mla_prefill),
       pool_(std::move(pool)),
       groups_(head_groups(model_, pool_->num_threads())),
       rope_(model_.rope),
@@ -106,10 +108,11 @@ CpuExecutor::CpuExecutor(ModelConfig model, DecoderWeights weights, const kernel
 
 std::string CpuExecutor::numerics_id() const {
   const bool integer = weights_.dtype == "int8" || weights_.dtype == "int4";
-  const bool mla = layout_.kind == KvKind::kMla;
+  const std::string attention =
+      layout_.kind == KvKind::kMla ? "mla-" + std::string(name(mla_prefill_)) : "gqa";
   // Every variant of the kernels gives these bits, so their name is no part of it.
   return "cpu-fma-v2;w=" + weights_.dtype + ";a=" + (integer ? "int16" : "f32") +
-         ";kv=" + name(layout_.dtype) + ";attn=" + (mla ? "mla-absorbed" : "gqa") + "-run512-v1" +
+         ";kv=" + name(layout_.dtype) + ";attn=" + attention + "-run512-v1" +
          (model_.moe.num_experts > 0 ? ";moe=by-id-v1" : "");
 }
 
@@ -122,7 +125,8 @@ std::span<const float> CpuExecutor::run(std::span<const BatchItem> batch,
                                         const LayerCallback& on_layer) {
   assert(slab_ != nullptr);
   plan_.build(batch,
-              {model_.context_tokens_max, model_.vocab_size, num_blocks_, pool_->num_threads()},
+              {model_.context_tokens_max, model_.vocab_size, num_blocks_, pool_->num_threads(),
+               mla_prefill_ == MlaPrefill::kExpanded},
               groups_);
   embed();
   for (uint32_t layer = 0; layer < model_.num_layers; ++layer) {
@@ -205,7 +209,26 @@ void CpuExecutor::zero_tail(BlockId block, uint32_t num_used_slots) {
   crossdock::zero_tail(layout_, num_used_slots, slab_ + block * layout_.stride_bytes());
 }
 
+Status check_mla_prefill(const ModelConfig& model, MlaPrefill form) {
+  if (form == MlaPrefill::kAbsorbed || model.attention == ModelConfig::Attention::kMla) return {};
+  return {StatusCode::kInvalidArgument,
+          "mla_prefill: expanded needs a model with latent attention (MLA); " + model.architecture +
+              " has grouped-query attention: leave it at absorbed"};
+}
+
 }  // namespace
+
+std::string_view name(MlaPrefill form) {
+  return form == MlaPrefill::kExpanded ? "expanded" : "absorbed";
+}
+
+Result<MlaPrefill> parse_mla_prefill(std::string_view text) {
+  for (const auto form : {MlaPrefill::kAbsorbed, MlaPrefill::kExpanded}) {
+    if (name(form) == text) return form;
+  }
+  return Status(StatusCode::kInvalidArgument,
+                "mla_prefill must be absorbed or expanded, not \"" + std::string(text) + "\"");
+}
 
 Result<std::unique_ptr<Executor>> load_cpu_executor(const ExecutorConfig& config) {
   if (config.num_threads < 1 || config.num_threads > 1024) {
@@ -219,14 +242,19 @@ Result<std::unique_ptr<Executor>> load_cpu_executor(const ExecutorConfig& config
   if (Status status = make_layout(model.value(), {}, config.kv_dtype).validate(); !status.ok()) {
     return status;
   }
+  if (Status status = check_mla_prefill(model.value(), config.mla_prefill); !status.ok()) {
+    return status;
+  }
   auto checkpoint = Checkpoint::open(config.model_directory);
   if (!checkpoint.ok()) return checkpoint.status();
   auto pool = std::make_unique<ThreadPool>(config.num_threads, config.pin_threads);
-  auto weights = DecoderWeights::load(checkpoint.value(), model.value(), config.weights, *pool);
+  WeightOptions options = config.weights;
+  options.expands_latents = config.mla_prefill == MlaPrefill::kExpanded;
+  auto weights = DecoderWeights::load(checkpoint.value(), model.value(), options, *pool);
   if (!weights.ok()) return weights.status();
   return std::unique_ptr<Executor>(
       std::make_unique<CpuExecutor>(std::move(model).value(), std::move(weights).value(),
-                                    *selected.value(), config.kv_dtype, std::move(pool)));
+                                    *selected.value(), config, std::move(pool)));
 }
 
 }  // namespace crossdock

@@ -116,7 +116,7 @@ Result<DecoderWeights> DecoderWeights::load(const Checkpoint& checkpoint, const 
   DecoderWeights weights;
   TensorReader reader(checkpoint, config.fp8_block_scaled);
   WeightPlanner planner(config, reader, weights);
-  if (Status status = planner.plan(options.dtype); !status.ok()) return status;
+  if (Status status = planner.plan(options); !status.ok()) return status;
   weights.fingerprint = fingerprint_of(checkpoint, config, reader.used(), pool);
   auto arena = PageBuffer::allocate(planner.arena_bytes());
   if (!arena.ok()) return arena.status();

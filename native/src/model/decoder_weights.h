@@ -42,7 +42,9 @@ struct MlaWeights {
   // bf16 or f32, whichever holds the checkpoint.
   std::vector<PackedMatrix> key;    // nope -> latent: the transpose of the head's key part
   std::vector<PackedMatrix> value;  // latent -> value_dim
-  PackedMatrix output;              // heads * value_dim -> hidden
+  // For prompts in the expanded form: latent -> nope, the head's key part as it is. Else empty.
+  std::vector<PackedMatrix> expand;
+  PackedMatrix output;  // heads * value_dim -> hidden
 };
 
 struct MlpWeights {

@@ -3,6 +3,7 @@
 #include "attention_part.h"
 #include "crossdock/kernels/elementwise.h"
 #include "crossdock/kernels/kv_codec.h"
+#include "expanded_attention.h"
 #include "paged_attention.h"
 
 namespace crossdock {
@@ -20,11 +21,10 @@ class MlaAttention final : public AttentionPart {
         layout_(layout),
         rope_(rope),
         attention_(tools.kernels, tools.pool, layout, groups, softmax_scale(tools.model)),
+        expanded_(tools, layout, softmax_scale(tools.model)),
         num_heads_(tools.model.num_heads),
         query_dim_(mla_.nope_dim + mla_.rope_dim),
-        key_dim_(mla_.latent_rank + mla_.rope_dim) {
-    products_.resize(num_heads_);
-  }
+        key_dim_(mla_.latent_rank + mla_.rope_dim) {}
 
   void run(const LayerWeights& weights, const AttentionStep& step) override;
 
@@ -35,18 +35,22 @@ class MlaAttention final : public AttentionPart {
   }
   void project(const MlaWeights& weights, const AttentionStep& step);
   void cache(const MlaWeights& weights, const AttentionStep& step);
+  void rotate_query(const AttentionStep& step, uint32_t row);
+  void attend_absorbed(const MlaWeights& weights, const AttentionStep& step);
   void absorb_keys(const MlaWeights& weights, const AttentionStep& step);
-  void absorb_values(const MlaWeights& weights);
+  void absorb_values(const MlaWeights& weights, const RowSet& set);
+  void attend_expanded(const MlaWeights& weights, const AttentionStep& step);
 
   const PartTools tools_;
   const MlaConfig& mla_;
   const KvLayout& layout_;
   const Rope& rope_;
   PagedAttention attention_;
+  ExpandedAttention expanded_;
   const uint32_t num_heads_;
   const uint32_t query_dim_;
   const uint32_t key_dim_;
-  std::vector<MatrixProduct> products_;  // a head
+  std::vector<MatrixProduct> products_;
   std::vector<float> kv_memory_;
   std::vector<float> q_low_memory_;
   std::vector<float> q_memory_;
@@ -93,35 +97,65 @@ void MlaAttention::cache(const MlaWeights& weights, const AttentionStep& step) {
   });
 }
 
+void MlaAttention::rotate_query(const AttentionStep& step, uint32_t row) {
+  const size_t angle = size_t{step.row_in_all(row)} * rope_.half_dim();
+  rope_.rotate(q_[row] + mla_.nope_dim, num_heads_, query_dim_, step.cosines + angle,
+               step.sines + angle);
+}
+
+void MlaAttention::attend_absorbed(const MlaWeights& weights, const AttentionStep& step) {
+  const uint32_t end = step.set.task_rows.back().end;
+  latent_q_ = rows(latent_q_memory_, end, num_heads_ * key_dim_);
+  latent_out_ = rows(latent_out_memory_, end, num_heads_ * mla_.latent_rank);
+  absorb_keys(weights, step);
+  attention_.run(step.slab, step.layer, step.set, latent_q_, latent_out_);
+  absorb_values(weights, step.set);
+}
+
 void MlaAttention::absorb_keys(const MlaWeights& weights, const AttentionStep& step) {
-  latent_q_ = rows(latent_q_memory_, q_.count, num_heads_ * key_dim_);
-  for_rows(tools_.pool, q_.count, [&](uint32_t row) {
-    const size_t angle = size_t{step.row_in_all(row)} * rope_.half_dim();
-    float* rope = q_[row] + mla_.nope_dim;
-    rope_.rotate(rope, num_heads_, query_dim_, step.cosines + angle, step.sines + angle);
-    float* to = latent_q_[row] + mla_.latent_rank;
+  products_.clear();
+  for (const RowRange& range : step.set.task_rows) {
+    for_rows(tools_.pool, range.size(), [&](uint32_t i) {
+      const uint32_t row = range.begin + i;
+      rotate_query(step, row);
+      const float* rope = q_[row] + mla_.nope_dim;
+      float* to = latent_q_[row] + mla_.latent_rank;
+      for (uint32_t head = 0; head < num_heads_; ++head) {
+        std::memcpy(to + size_t{head} * key_dim_, rope + size_t{head} * query_dim_,
+                    mla_.rope_dim * sizeof(float));
+      }
+    });
     for (uint32_t head = 0; head < num_heads_; ++head) {
-      std::memcpy(to + size_t{head} * key_dim_, rope + size_t{head} * query_dim_,
-                  mla_.rope_dim * sizeof(float));
+      products_.push_back(
+          {.matrix = &weights.key[head],
+           .x = {q_[range.begin] + size_t{head} * query_dim_, q_.stride, range.size()},
+           .y = {latent_q_[range.begin] + size_t{head} * key_dim_, latent_q_.stride,
+                 range.size()}});
     }
-  });
-  for (uint32_t head = 0; head < num_heads_; ++head) {
-    products_[head] = {.matrix = &weights.key[head],
-                       .x = {q_.data + size_t{head} * query_dim_, q_.stride, q_.count},
-                       .y = {latent_q_.data + size_t{head} * key_dim_, latent_q_.stride, q_.count}};
   }
   tools_.products.run(products_);
 }
 
-void MlaAttention::absorb_values(const MlaWeights& weights) {
-  context_ = rows(context_memory_, q_.count, num_heads_ * mla_.value_dim);
-  for (uint32_t head = 0; head < num_heads_; ++head) {
-    products_[head] = {
-        .matrix = &weights.value[head],
-        .x = {latent_out_.data + size_t{head} * mla_.latent_rank, latent_out_.stride, q_.count},
-        .y = {context_.data + size_t{head} * mla_.value_dim, context_.stride, q_.count}};
+void MlaAttention::absorb_values(const MlaWeights& weights, const RowSet& set) {
+  products_.clear();
+  for (const RowRange& range : set.task_rows) {
+    for (uint32_t head = 0; head < num_heads_; ++head) {
+      products_.push_back({.matrix = &weights.value[head],
+                           .x = {latent_out_[range.begin] + size_t{head} * mla_.latent_rank,
+                                 latent_out_.stride, range.size()},
+                           .y = {context_[range.begin] + size_t{head} * mla_.value_dim,
+                                 context_.stride, range.size()}});
+    }
   }
   tools_.products.run(products_);
+}
+
+void MlaAttention::attend_expanded(const MlaWeights& weights, const AttentionStep& step) {
+  for (const PromptRows& prompt : step.set.prompts) {
+    for_rows(tools_.pool, prompt.num_rows,
+             [&](uint32_t i) { rotate_query(step, prompt.first_row + i); });
+  }
+  expanded_.run(weights, step, q_, context_);
 }
 
 void MlaAttention::run(const LayerWeights& layer, const AttentionStep& step) {
@@ -129,10 +163,9 @@ void MlaAttention::run(const LayerWeights& layer, const AttentionStep& step) {
   project(weights, step);
   cache(weights, step);
   if (q_.count == 0) return;
-  absorb_keys(weights, step);
-  latent_out_ = rows(latent_out_memory_, q_.count, num_heads_ * mla_.latent_rank);
-  attention_.run(step.slab, step.layer, step.set, latent_q_, latent_out_);
-  absorb_values(weights);
+  context_ = rows(context_memory_, q_.count, num_heads_ * mla_.value_dim);
+  if (!step.set.task_rows.empty()) attend_absorbed(weights, step);
+  if (!step.set.prompts.empty()) attend_expanded(weights, step);
   tools_.products.run({.matrix = &weights.output,
                        .x = context_,
                        .y = step.residual,

@@ -15,9 +15,10 @@ Status first_error(std::initializer_list<Status> statuses) {
 
 }  // namespace
 
-Status WeightPlanner::plan(WeightDtype dtype) {
+Status WeightPlanner::plan(const WeightOptions& options) {
+  expands_latents_ = options.expands_latents;
   if (Status status = plan_decoder(); !status.ok()) return status;
-  for (auto& plan : plans_) plan.to->format = format_for(dtype, plan);
+  for (auto& plan : plans_) plan.to->format = format_for(options.dtype, plan);
   weights_.dtype = dtype_name(plans_);
   arena_bytes_ = place(plans_);
   return {};
@@ -135,6 +136,7 @@ Status WeightPlanner::plan_latent(const std::string& prefix, MlaWeights& mla) {
   if (!whole.ok()) return whole.status();
   mla.key.resize(config_.num_heads);
   mla.value.resize(config_.num_heads);
+  if (expands_latents_) mla.expand.resize(config_.num_heads);
   for (uint32_t head = 0; head < config_.num_heads; ++head) {
     MatrixPart key = whole.value();
     key.first_row = head * head_rows;
@@ -147,6 +149,12 @@ Status WeightPlanner::plan_latent(const std::string& prefix, MlaWeights& mla) {
     value.num_outputs = dims.value_dim;
     mla.value[head] = {.depth = dims.latent_rank, .num_outputs = dims.value_dim};
     plans_.push_back({.to = &mla.value[head], .role = MatrixRole::kLatent, .parts = {value}});
+    if (!expands_latents_) continue;
+    MatrixPart expand = whole.value();
+    expand.first_row = head * head_rows;
+    expand.num_outputs = dims.nope_dim;
+    mla.expand[head] = {.depth = dims.latent_rank, .num_outputs = dims.nope_dim};
+    plans_.push_back({.to = &mla.expand[head], .role = MatrixRole::kLatent, .parts = {expand}});
   }
   return {};
 }

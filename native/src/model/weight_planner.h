@@ -17,7 +17,7 @@ class WeightPlanner {
 
   // Shapes, formats and places in an arena; afterwards only the panels' addresses are missing. The
   // vectors are read at once.
-  Status plan(WeightDtype dtype);
+  Status plan(const WeightOptions& options);
   const std::vector<MatrixPlan>& plans() const { return plans_; }
   size_t arena_bytes() const { return arena_bytes_; }
   void bind(const std::byte* arena);
@@ -42,6 +42,7 @@ class WeightPlanner {
   DecoderWeights& weights_;
   std::vector<MatrixPlan> plans_;
   size_t arena_bytes_ = 0;
+  bool expands_latents_ = false;
 };
 
 }  // namespace crossdock

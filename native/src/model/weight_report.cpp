@@ -51,7 +51,7 @@ Result<WeightReport> report_weights(const std::string& model_directory,
   DecoderWeights again;
   TensorReader reader(checkpoint.value(), config.value().fp8_block_scaled);
   WeightPlanner planner(config.value(), reader, again);
-  if (Status status = planner.plan(options.dtype); !status.ok()) return status;
+  if (Status status = planner.plan(options); !status.ok()) return status;
   planner.bind(weights.value().arena.data());
   WeightReport report{.dtype = again.dtype, .memory_bytes = planner.arena_bytes()};
   for (const auto& plan : planner.plans()) {

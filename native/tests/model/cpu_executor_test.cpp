@@ -19,6 +19,7 @@ struct Sequence {
   std::vector<int32_t> tokens;
   std::vector<BlockId> blocks;
   uint32_t computed = 0;
+  uint32_t first_generated = UINT32_MAX;
 };
 
 // An executor with its slab, which hands out blocks in a scrambled order.
@@ -39,7 +40,7 @@ class Runner {
   Slab& slab() { return *slab_; }
 
   Sequence make(std::vector<int32_t> tokens) {
-    Sequence sequence{std::move(tokens), {}, 0};
+    Sequence sequence{std::move(tokens), {}, 0, first_generated_};
     for (size_t covered = 0; covered < sequence.tokens.size(); covered += kBlockTokens) {
       sequence.blocks.push_back(free_.back());
       free_.pop_back();
@@ -49,8 +50,11 @@ class Runner {
 
   static BatchItem item(const Sequence& sequence, uint32_t count, bool wants_logits) {
     return {std::span(sequence.tokens).subspan(sequence.computed, count), sequence.computed,
-            sequence.blocks, wants_logits};
+            sequence.blocks, wants_logits, sequence.first_generated};
   }
+
+  // Of the sequences to come.
+  void set_first_generated(uint32_t position) { first_generated_ = position; }
 
   // The rest of the sequence in chunks of `chunk`; logits after its last token.
   Row finish(Sequence& sequence, uint32_t chunk) {
@@ -76,6 +80,7 @@ class Runner {
   std::unique_ptr<Executor> executor_;
   std::unique_ptr<Slab> slab_;
   std::vector<BlockId> free_;
+  uint32_t first_generated_ = UINT32_MAX;
 };
 
 bool same_bits(const Row& a, const Row& b) {
@@ -112,7 +117,10 @@ TEST_P(EveryArchitecture, AgreesWithTheNaiveModel) {
       for (const DType kv : kUnscaled) {
         const auto expected = naive_logits(model, tokens, kv == DType::kBf16);
         for (const char* kernels : {"scalar", "auto"}) {
-          Runner runner(directory.path(), executor_config(kv, 1, kernels));
+          auto config = executor_config(kv, 1, kernels);
+          // The other form of latent attention, too.
+          if (model.is_mla() && tied) config.mla_prefill = MlaPrefill::kExpanded;
+          Runner runner(directory.path(), config);
           // A bf16 rounding may fall to the other side when the unrounded values differ by an ulp.
           const double tolerance = kv == DType::kF32 ? 5e-5 : 4e-2;
           for (const size_t length : {1, 2, 31, 32, 33, 75}) {
@@ -128,17 +136,21 @@ TEST_P(EveryArchitecture, AgreesWithTheNaiveModel) {
 INSTANTIATE_TEST_SUITE_P(Architectures, EveryArchitecture, ::testing::ValuesIn(kArchitectures));
 
 TEST(CpuExecutor, AgreesWithTheNaiveModelBeyondOneRun) {
-  auto config = tiny_config();
-  config["num_hidden_layers"] = 1;
-  const auto model = TinyDecoder::random(config, "F32", 8);
-  TemporaryDirectory directory;
-  model.write(directory.path());
-  const auto tokens = random_tokens(1100, 101, 4);
-  const auto expected = naive_logits(model, tokens, false);
-  Runner runner(directory.path(), executor_config(DType::kF32, 2, "auto"));
-  for (const size_t length : {512, 513, 1024, 1025, 1100}) {
-    const std::vector<int32_t> prompt(tokens.begin(), tokens.begin() + length);
-    expect_close(runner.logits_of(prompt, kAll), expected[length - 1], 2e-5);
+  for (const bool mla : {false, true}) {
+    auto tiny = tiny_config(mla ? "DeepseekV2ForCausalLM" : "LlamaForCausalLM");
+    tiny["num_hidden_layers"] = 1;
+    const auto model = TinyDecoder::random(tiny, "F32", 8);
+    TemporaryDirectory directory;
+    model.write(directory.path());
+    const auto tokens = random_tokens(1100, 101, 4);
+    const auto expected = naive_logits(model, tokens, false);
+    auto config = executor_config(DType::kF32, 2, "auto");
+    if (mla) config.mla_prefill = MlaPrefill::kExpanded;
+    Runner runner(directory.path(), config);
+    for (const size_t length : {512, 513, 1024, 1025, 1100}) {
+      const std::vector<int32_t> prompt(tokens.begin(), tokens.begin() + length);
+      expect_close(runner.logits_of(prompt, kAll), expected[length - 1], 2e-5);
+    }
   }
 }
 
@@ -147,11 +159,12 @@ struct Case {
   const char* checkpoint;
   WeightDtype weights;
   DType kv;
+  MlaPrefill mla_prefill = MlaPrefill::kAbsorbed;
 };
 
 void PrintTo(const Case& one, std::ostream* out) {
   *out << one.architecture << " " << one.checkpoint << " weights " << static_cast<int>(one.weights)
-       << " kv " << name(one.kv);
+       << " kv " << name(one.kv) << " " << name(one.mla_prefill);
 }
 
 // A prompt of `length` gives these bits alone, in one chunk, on one thread, by the reference.
@@ -164,8 +177,13 @@ class Invariance : public ::testing::TestWithParam<Case> {
   Runner make(uint32_t threads, const std::string& kernels) {
     auto config = executor_config(GetParam().kv, threads, kernels);
     config.weights.dtype = GetParam().weights;
-    return Runner(directory_.path(), config);
+    config.mla_prefill = GetParam().mla_prefill;
+    Runner runner(directory_.path(), config);
+    runner.set_first_generated(kFirstGenerated);
+    return runner;
   }
+  // So that chunks, runs and crowds hold positions of both sides.
+  static constexpr uint32_t kFirstGenerated = 515;
 
   // The others take fewer of the cases, for time's sake.
   static bool is_llama() { return GetParam().architecture == std::string("LlamaForCausalLM"); }
@@ -259,16 +277,19 @@ TEST_P(Invariance, TheCrowdDoesNotMatter) {
   }
 }
 
-constexpr Case kCases[] = {{"LlamaForCausalLM", "F32", WeightDtype::kAuto, DType::kF32},
-                           {"LlamaForCausalLM", "F32", WeightDtype::kAuto, DType::kBf16},
-                           {"LlamaForCausalLM", "BF16", WeightDtype::kAuto, DType::kBf16},
-                           {"LlamaForCausalLM", "BF16", WeightDtype::kInt4, DType::kFp8E4m3},
-                           {"Qwen2ForCausalLM", "BF16", WeightDtype::kFp8, DType::kBf16},
-                           {"Qwen3MoeForCausalLM", "BF16", WeightDtype::kAuto, DType::kFp8E5m2},
-                           {"Qwen3MoeForCausalLM", "BF16", WeightDtype::kInt8, DType::kBf16},
-                           {"DeepseekV2ForCausalLM", "BF16", WeightDtype::kAuto, DType::kBf16},
-                           {"DeepseekV3ForCausalLM", "F32", WeightDtype::kAuto, DType::kF32},
-                           {"DeepseekV3ForCausalLM", "BF16", WeightDtype::kInt4, DType::kFp8DsMla}};
+constexpr Case kCases[] = {
+    {"LlamaForCausalLM", "F32", WeightDtype::kAuto, DType::kF32},
+    {"LlamaForCausalLM", "F32", WeightDtype::kAuto, DType::kBf16},
+    {"LlamaForCausalLM", "BF16", WeightDtype::kAuto, DType::kBf16},
+    {"LlamaForCausalLM", "BF16", WeightDtype::kInt4, DType::kFp8E4m3},
+    {"Qwen2ForCausalLM", "BF16", WeightDtype::kFp8, DType::kBf16},
+    {"Qwen3MoeForCausalLM", "BF16", WeightDtype::kAuto, DType::kFp8E5m2},
+    {"Qwen3MoeForCausalLM", "BF16", WeightDtype::kInt8, DType::kBf16},
+    {"DeepseekV2ForCausalLM", "BF16", WeightDtype::kAuto, DType::kBf16},
+    {"DeepseekV3ForCausalLM", "F32", WeightDtype::kAuto, DType::kF32},
+    {"DeepseekV3ForCausalLM", "BF16", WeightDtype::kInt4, DType::kFp8DsMla},
+    {"DeepseekV2ForCausalLM", "BF16", WeightDtype::kAuto, DType::kBf16, MlaPrefill::kExpanded},
+    {"DeepseekV3ForCausalLM", "F32", WeightDtype::kAuto, DType::kFp8DsMla, MlaPrefill::kExpanded}};
 INSTANTIATE_TEST_SUITE_P(Cases, Invariance, ::testing::ValuesIn(kCases));
 
 // Fewer bits for weights or for K and V move the logits a little, and not at all where they are
@@ -316,6 +337,46 @@ TEST(CpuExecutor, RefusesACacheThatDoesNotSuitTheAttention) {
   }
 }
 
+// The form of a position hangs on where it lies alone: what is generated has the absorbed bits, and
+// a prompt has others, however the two meet.
+TEST(CpuExecutor, ExpandsThePromptAndNothingElse) {
+  TemporaryDirectory directory;
+  TinyDecoder::random(tiny_config("DeepseekV3ForCausalLM"), "BF16", 5).write(directory.path());
+  const auto tokens = random_tokens(90, 101, 2);
+  const auto logits = [&](MlaPrefill form, uint32_t first_generated, uint32_t chunk) {
+    auto config = executor_config(DType::kBf16, 2, "auto");
+    config.mla_prefill = form;
+    Runner runner(directory.path(), config);
+    runner.set_first_generated(first_generated);
+    return runner.logits_of(tokens, chunk);
+  };
+  const Row absorbed = logits(MlaPrefill::kAbsorbed, UINT32_MAX, kAll);
+  EXPECT_TRUE(same_bits(logits(MlaPrefill::kAbsorbed, 50, kAll), absorbed));
+  EXPECT_TRUE(same_bits(logits(MlaPrefill::kExpanded, 0, kAll), absorbed));
+  const Row expanded = logits(MlaPrefill::kExpanded, UINT32_MAX, kAll);
+  EXPECT_FALSE(same_bits(expanded, absorbed));
+  EXPECT_TRUE(same_bits(logits(MlaPrefill::kExpanded, 90, 7), expanded));
+  for (const uint32_t first_generated : {33u, 64u, 89u}) {
+    const Row mixed = logits(MlaPrefill::kExpanded, first_generated, kAll);
+    EXPECT_FALSE(same_bits(mixed, absorbed)) << first_generated;
+    EXPECT_FALSE(same_bits(mixed, expanded)) << first_generated;
+    EXPECT_TRUE(same_bits(logits(MlaPrefill::kExpanded, first_generated, 1), mixed));
+  }
+}
+
+TEST(CpuExecutor, RefusesToExpandWhatIsNotLatent) {
+  TemporaryDirectory directory;
+  TinyDecoder::random(tiny_config(), "F32", 1).write(directory.path());
+  auto config = executor_config(DType::kF32, 1, "auto");
+  config.model_directory = directory.path();
+  config.mla_prefill = MlaPrefill::kExpanded;
+  const auto loaded = load_cpu_executor(config);
+  ASSERT_FALSE(loaded.ok());
+  EXPECT_EQ(loaded.status().code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(loaded.status().message().find("mla_prefill: expanded needs"), std::string::npos);
+  EXPECT_NE(loaded.status().message().find("grouped-query attention"), std::string::npos);
+}
+
 TEST(CpuExecutor, CallsBackOncePerLayerInOrder) {
   TemporaryDirectory directory;
   TinyDecoder::random(tiny_config(), "F32", 1).write(directory.path());
@@ -359,11 +420,12 @@ TEST(CpuExecutor, ZeroesTheTailOfABlockAndNothingElse) {
 
 TEST(CpuExecutor, NumericsIdNamesAllThatDecidesBitsAndNotTheKernels) {
   const auto id_of = [](const char* architecture, WeightDtype weights, DType kv,
-                        const char* kernels) {
+                        const char* kernels, MlaPrefill form = MlaPrefill::kAbsorbed) {
     TemporaryDirectory directory;
     TinyDecoder::random(tiny_config(architecture), "BF16", 1).write(directory.path());
     auto config = executor_config(kv, 2, kernels);
     config.weights.dtype = weights;
+    config.mla_prefill = form;
     return Runner(directory.path(), config).executor().numerics_id();
   };
   const char* llama = "LlamaForCausalLM";
@@ -374,6 +436,9 @@ TEST(CpuExecutor, NumericsIdNamesAllThatDecidesBitsAndNotTheKernels) {
             "cpu-fma-v2;w=int4;a=int16;kv=fp8_e4m3;attn=gqa-run512-v1");
   EXPECT_EQ(id_of("DeepseekV3ForCausalLM", WeightDtype::kFp8, DType::kFp8DsMla, "auto"),
             "cpu-fma-v2;w=fp8;a=f32;kv=fp8_ds_mla;attn=mla-absorbed-run512-v1;moe=by-id-v1");
+  EXPECT_EQ(id_of("DeepseekV3ForCausalLM", WeightDtype::kFp8, DType::kFp8DsMla, "auto",
+                  MlaPrefill::kExpanded),
+            "cpu-fma-v2;w=fp8;a=f32;kv=fp8_ds_mla;attn=mla-expanded-run512-v1;moe=by-id-v1");
 }
 
 }  // namespace

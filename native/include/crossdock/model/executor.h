@@ -27,6 +27,15 @@ std::string_view name(WeightDtype dtype);  // "auto", "f32", ...
 // INVALID_ARGUMENT lists the names.
 Result<WeightDtype> parse_weight_dtype(std::string_view text);
 
+// How the positions of a prompt attend in a model with latent attention (MLA): on the latents as
+// they are cached, or on each head's own keys and values, expanded from them. Generated positions
+// are always absorbed.
+enum class MlaPrefill : uint8_t { kAbsorbed, kExpanded };
+
+std::string_view name(MlaPrefill form);  // "absorbed", "expanded"
+// INVALID_ARGUMENT lists the names.
+Result<MlaPrefill> parse_mla_prefill(std::string_view text);
+
 struct WeightOptions {
   WeightDtype dtype = WeightDtype::kAuto;
   // Weights that were quantised are kept here, named by fingerprint and dtype, so that the next
@@ -34,12 +43,15 @@ struct WeightOptions {
   std::string cache_directory;
   // Hears why they could not be kept or read again, which costs time and nothing else.
   std::function<void(const std::string&)> on_cache_warning;
+  // Also packs what expands latents into keys (MlaPrefill::kExpanded).
+  bool expands_latents = false;
 };
 
 struct ExecutorConfig {
   std::string model_directory;
   WeightOptions weights;
   DType kv_dtype = DType::kF32;
+  MlaPrefill mla_prefill = MlaPrefill::kAbsorbed;
   uint32_t num_threads = 1;      // the calling thread is one of them
   bool pin_threads = true;       // see ThreadPool
   std::string kernels = "auto";  // "auto" | "avx512" | "avx2" | "scalar"
@@ -51,6 +63,8 @@ struct BatchItem {
   uint32_t first_position = 0;           // of tokens[0]
   std::span<const BlockId> block_table;  // covers positions [0, first_position + tokens.size())
   bool wants_logits = false;             // of the last token of the chunk
+  // Positions from here on were generated: where prompts are expanded, these are not.
+  uint32_t first_generated = UINT32_MAX;
 };
 
 // Called by the loop thread after each layer of a step, once its K and V are in the slab.
