@@ -7,6 +7,7 @@ from prometheus_client.registry import Collector
 
 from crossdock.engine.front import Front
 from crossdock.engine.translation import status_of
+from crossdock.fabric.counters import FabricCollector
 from crossdock.telemetry.instance import InstanceCollector
 
 # No process has it, so that nothing is exported while there is no engine.
@@ -14,7 +15,7 @@ _NO_PID = "none"
 
 
 def collectors_of(front: Front) -> list[Collector]:
-    """The status of the instance, and what its engine process uses."""
+    """The status of the instance, what its engine process uses, and the NICs of the host."""
 
     def engine_pid() -> int | str:
         engine = front.supervisor.current_or_none()
@@ -23,4 +24,5 @@ def collectors_of(front: Front) -> list[Collector]:
     return [
         InstanceCollector(lambda: status_of(front)),
         ProcessCollector(namespace="crossdock_engine", pid=engine_pid, registry=None),
+        FabricCollector(),
     ]

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from prometheus_client.registry import Collector
 
 from crossdock.errors import Code, CrossdockError, Reason
+from crossdock.fabric.counters import FabricCollector
 from crossdock.rpc.native_import import requires_native
 from crossdock.rpc.server import RpcServer
 from crossdock.rpc.serving import parse_settings, run_service
@@ -44,7 +45,7 @@ class KvStoreService:
         return f"{host}:{port}"
 
     def collectors(self) -> Iterable[Collector]:
-        return [InstanceCollector(lambda: status_of(self._store))]
+        return [InstanceCollector(lambda: status_of(self._store)), FabricCollector()]
 
     async def drain(self) -> None:
         await self._server.drain(self._settings.drain_timeout)
