@@ -1,4 +1,6 @@
 crossdock_test(transfer_spans_test SOURCES tests/transfer/spans_test.cpp LINKS crossdock_transfer)
+crossdock_test(transfer_data_path_test SOURCES tests/transfer/data_path_test.cpp
+  LINKS crossdock_transfer)
 crossdock_test(transfer_descriptor_test SOURCES tests/transfer/descriptor_test.cpp
   LINKS crossdock_transfer)
 crossdock_test(transfer_loopback_test SOURCES tests/transfer/loopback_test.cpp

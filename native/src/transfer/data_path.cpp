@@ -30,15 +30,7 @@ std::vector<CopySpan> cut(const std::vector<CopySpan>& spans, uint64_t piece_byt
 
 }  // namespace
 
-void DataPath::post_write(OperationId operation, const std::vector<CopySpan>& spans) {
-  add_transfer(Kind::kWrite, operation, spans);
-}
-
-void DataPath::post_read(OperationId operation, const std::vector<CopySpan>& spans) {
-  add_transfer(Kind::kRead, operation, spans);
-}
-
-DataPath::Record& DataPath::add(Kind kind, OperationId operation) {
+DataPath::Record& DataPath::add(Kind kind, OperationId operation, StreamId stream) {
   assert(link_ != nullptr && !stopped_);
   auto record = std::make_unique<Record>();
   record->kind = kind;
@@ -47,33 +39,56 @@ DataPath::Record& DataPath::add(Kind kind, OperationId operation) {
   record->num_transfers = 1;
   Record* raw = record.get();
   records_.emplace(raw, std::move(record));
-  queue_.push_back(raw);
+  auto& queue = queues_[stream];
+  if (queue.empty()) turns_.push_back(stream);
+  queue.push_back(raw);
   return *raw;
 }
 
-void DataPath::add_transfer(Kind kind, OperationId operation, const std::vector<CopySpan>& spans) {
-  Record& record = add(kind, operation);
+void DataPath::add_transfer(Kind kind, OperationId operation, StreamId stream,
+                            const std::vector<CopySpan>& spans) {
   const std::vector<CopySpan> merged = merge_spans(spans);
+  if (merged.empty()) {
+    events_.emplace_back(OperationDone{.operation = operation});
+    return;
+  }
+  Record& record = add(kind, operation, stream);
   record.num_transfers = static_cast<uint32_t>(merged.size());
   record.bulk = total_bytes(merged) >= kBulkBytesMin;
   record.pieces = cut(merged, link_->piece_bytes_max());
   record.num_to_post = record.pieces.size();
-  if (record.num_to_post != 0) return;
-  queue_.pop_back();
-  finish(record);
+}
+
+uint64_t DataPath::next_piece_bytes() const {
+  const Record& record = *queues_.at(turns_.front()).front();
+  return record.pieces.empty() ? 0 : record.pieces[record.num_posted].length_bytes;
 }
 
 bool DataPath::can_pump() const {
-  return link_ != nullptr && !stopped_ && !queue_.empty() &&
-         in_flight_bytes_ < in_flight_bytes_max_;
+  if (link_ == nullptr || stopped_ || turns_.empty()) return false;
+  return in_flight_bytes_ == 0 || in_flight_bytes_ + next_piece_bytes() <= in_flight_bytes_max_;
+}
+
+// The record whose next piece is to be posted, which is counted as posted.
+DataPath::Record& DataPath::take_turn() {
+  const StreamId stream = turns_.front();
+  turns_.pop_front();
+  const auto queue = queues_.find(stream);
+  Record& record = *queue->second.front();
+  if (++record.num_posted == record.num_to_post) queue->second.pop_front();
+  if (queue->second.empty()) {
+    queues_.erase(queue);
+  } else {
+    turns_.push_back(stream);
+  }
+  return record;
 }
 
 size_t DataPath::pump() {
   if (!can_pump()) return 0;
-  Record& record = *queue_.front();
+  Record& record = take_turn();
   if (record.posted_ns == 0) record.posted_ns = now_ns();
-  const size_t index = record.num_posted++;
-  if (record.num_posted == record.num_to_post) queue_.pop_front();
+  const size_t index = record.num_posted - 1;
   const uint64_t token = next_token_++;
   if (record.pieces.empty()) {
     pieces_.emplace(token, Piece{&record, 0});
@@ -129,10 +144,13 @@ void DataPath::finish(Record& record) {
 void DataPath::stop(const Status& status) {
   if (stopped_) return;
   stopped_ = status;
-  for (Record* record : std::exchange(queue_, {})) {
-    record->status = status;
-    record->num_to_post = record->num_posted;
-    if (record->num_finished == record->num_to_post) finish(*record);
+  turns_.clear();
+  for (const auto& [stream, queue] : std::exchange(queues_, {})) {
+    for (Record* record : queue) {
+      record->status = status;
+      record->num_to_post = record->num_posted;
+      if (record->num_finished == record->num_to_post) finish(*record);
+    }
   }
   if (link_ != nullptr) link_->close();
 }

@@ -1,12 +1,14 @@
-// The one-sided operations towards one peer, in order, over one link.
+// The one-sided operations towards one peer, over one link.
 //
 // An operation is cut into pieces. Pieces are posted one at a time by pump(), so that the caller
-// can be fair among peers, and only while the bytes in flight stay under a bound. A fence is posted
-// when every piece before it has been.
+// can be fair among peers, and only while the bytes in flight stay within a bound (a single piece
+// may be larger than it). Streams take turns piece by piece; within one, operations are posted in
+// order, so a fence is posted when every piece of its stream before it has been.
 #pragma once
 
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 #include <unordered_map>
@@ -28,14 +30,19 @@ class DataPath : public PieceSink {
   // The link must outlive whatever is posted.
   void open(DataLink& link) { link_ = &link; }
   // A fence of our own: probe_status() has the outcome once there is one.
-  void post_probe() { add(Kind::kProbe, 0); }
+  void post_probe() { add(Kind::kProbe, 0, 0); }
   const std::optional<Status>& probe_status() const { return probe_status_; }
 
   // Only on an open path that has not been stopped.
-  void post_write(OperationId operation, const std::vector<CopySpan>& spans);
-  void post_read(OperationId operation, const std::vector<CopySpan>& spans);
-  void post_fence(OperationId operation) { add(Kind::kFence, operation); }
+  void post_write(const WriteSpans& write) {
+    add_transfer(Kind::kWrite, write.operation, write.stream, write.spans);
+  }
+  void post_read(const ReadSpans& read) {
+    add_transfer(Kind::kRead, read.operation, read.stream, read.spans);
+  }
+  void post_fence(const Fence& fence) { add(Kind::kFence, fence.operation, fence.stream); }
   size_t num_outstanding() const { return records_.size(); }
+  uint64_t in_flight_bytes() const { return in_flight_bytes_; }
 
   // Posts the next piece. Returns its bytes (at least 1), or 0 when nothing can be posted now.
   size_t pump();
@@ -67,8 +74,11 @@ class DataPath : public PieceSink {
     uint64_t bytes = 0;
   };
 
-  Record& add(Kind kind, OperationId operation);
-  void add_transfer(Kind kind, OperationId operation, const std::vector<CopySpan>& spans);
+  Record& add(Kind kind, OperationId operation, StreamId stream);
+  void add_transfer(Kind kind, OperationId operation, StreamId stream,
+                    const std::vector<CopySpan>& spans);
+  uint64_t next_piece_bytes() const;
+  Record& take_turn();
   void finish(Record& record);
 
   const uint64_t in_flight_bytes_max_;
@@ -77,7 +87,9 @@ class DataPath : public PieceSink {
   std::optional<Status> stopped_;
   std::optional<Status> probe_status_;
   std::unordered_map<Record*, std::unique_ptr<Record>> records_;
-  std::deque<Record*> queue_;  // with something left to post, oldest first
+  // By stream, what has something left to post, oldest first; no stream's is empty.
+  std::map<StreamId, std::deque<Record*>> queues_;
+  std::deque<StreamId> turns_;  // of those streams
   std::unordered_map<uint64_t, Piece> pieces_;
   uint64_t next_token_ = 1;
   uint64_t in_flight_bytes_ = 0;

@@ -37,6 +37,12 @@ std::vector<CopySpan> merge_spans(const std::vector<CopySpan>& spans) {
         last.length_bytes += span.length_bytes;
         continue;
       }
+      // Blocks that went back to a pool in order come out of it in reverse.
+      if (span.local_offset + span.length_bytes == last.local_offset &&
+          span.remote_offset + span.length_bytes == last.remote_offset) {
+        last = {span.local_offset, span.remote_offset, span.length_bytes + last.length_bytes};
+        continue;
+      }
     }
     merged.push_back(span);
   }

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
 
 #include "spans.h"
 
@@ -18,10 +17,26 @@ constexpr size_t kOperationsMax = 16'384;  // outstanding, per peer
 constexpr size_t kMessagesMax = 4'096;     // outstanding, per peer
 constexpr auto kShutdownMax = std::chrono::seconds(2);
 
-bool has_rdma_device() {
-  std::error_code error;
-  const std::filesystem::directory_iterator devices("/sys/class/infiniband", error);
-  return !error && devices != std::filesystem::directory_iterator();
+// Of the worker that carries channels, and data that does not go through shared memory.
+UcxOptions network_options(const TransportConfig& config, bool rc, bool tcp) {
+  UcxOptions options = {
+      {"TLS", rc ? (tcp ? "rc,tcp,self" : "rc,self") : "tcp,self"},
+      // Connections are made over TCP, whatever carries them then. The end of a
+      // process closes its socket at once; a queue pair times out.
+      {"SOCKADDR_TLS_PRIORITY", "tcp"},
+      // Frames of 256 KiB move 4.3 GB/s over loopback, UCX's default of 8 KiB 0.9.
+      {"TCP_TX_SEG_SIZE", "256k"},
+      {"TCP_RX_SEG_SIZE", "256k"},
+      // Never from the heap, whose bytes are not zero.
+      {"ALLOC_PRIO", config.huge_pages ? "huge,mmap" : "mmap"}};
+  if (rc) options.emplace_back("IB_GID_INDEX", config.gid_index);
+  std::string devices = rc ? config.rdma_device : "";
+  if (tcp && !config.bind_interface.empty()) {
+    devices += (devices.empty() ? "" : ",") + config.bind_interface;
+  }
+  const bool all_named = !tcp || !config.bind_interface.empty();
+  if (all_named) options.emplace_back("NET_DEVICES", devices);
+  return options;
 }
 
 Status unknown_peer(PeerId id) {
@@ -67,18 +82,15 @@ UcxTransport::UcxTransport(const TransportConfig& config, uint64_t epoch) : conf
 Status UcxTransport::open_workers() {
   const bool automatic = config_.transport == "auto";
   const bool shared = automatic || config_.transport == "shm";
-  const bool rc = config_.transport == "rc" || (automatic && has_rdma_device());
+  const bool rc = config_.transport == "rc" || (automatic && !config_.rdma_device.empty());
   const bool tcp = !rc || automatic;
-  // Frames of 256 KiB move 4.3 GB/s over loopback, UCX's default of 8 KiB 0.9.
-  UcxOptions options = {{"TLS", rc ? (tcp ? "rc,tcp,self" : "rc,self") : "tcp,self"},
-                        {"TCP_TX_SEG_SIZE", "256k"},
-                        {"TCP_RX_SEG_SIZE", "256k"},
-                        // Never from the heap, whose bytes are not zero.
-                        {"ALLOC_PRIO", config_.huge_pages ? "huge,mmap" : "mmap"}};
-  if (!config_.bind_interface.empty() && !rc) {
-    options.emplace_back("NET_DEVICES", config_.bind_interface);
+  if (rc && config_.rdma_device.empty()) {
+    return {StatusCode::kFailedPrecondition,
+            "transport is \"rc\" and rdma_device is empty; `crossdock doctor` lists the ports of "
+            "this machine and what keeps them from being used"};
   }
-  auto network = UcxWorker::create(UCP_FEATURE_RMA | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP, options);
+  auto network = UcxWorker::create(UCP_FEATURE_RMA | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
+                                   network_options(config_, rc, tcp));
   if (!network.ok()) return network.status();
   network_ = std::move(network).value();
   if (shared) {
@@ -292,9 +304,9 @@ Status UcxTransport::post_transfer(const Transfer& transfer) {
     return {StatusCode::kResourceExhausted, "too many operations are outstanding to the peer"};
   }
   if constexpr (std::is_same_v<Transfer, WriteSpans>) {
-    to.data().post_write(transfer.operation, transfer.spans);
+    to.data().post_write(transfer);
   } else {
-    to.data().post_read(transfer.operation, transfer.spans);
+    to.data().post_read(transfer);
   }
   return {};
 }
@@ -305,7 +317,7 @@ Status UcxTransport::post_fence(const Fence& fence) {
   if (peer.value()->data().num_outstanding() >= kOperationsMax) {
     return {StatusCode::kResourceExhausted, "too many operations are outstanding to the peer"};
   }
-  peer.value()->data().post_fence(fence.operation);
+  peer.value()->data().post_fence(fence);
   return {};
 }
 

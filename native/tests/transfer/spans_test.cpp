@@ -28,9 +28,16 @@ TEST(Spans, MergeKeepsWhatContinuesOnOneSideOnly) {
   EXPECT_EQ(tuples(merge_spans(apart)), tuples(apart));
 }
 
-TEST(Spans, MergeKeepsTheOrder) {
-  const std::vector<CopySpan> backwards = {{10, 110, 5}, {0, 100, 10}};
-  EXPECT_EQ(tuples(merge_spans(backwards)), tuples(backwards));
+TEST(Spans, MergeJoinsWhatRunsBackwardsOnBothSides) {
+  EXPECT_EQ(tuples(merge_spans({{20, 120, 4}, {10, 110, 10}, {0, 100, 10}})),
+            tuples({{0, 100, 24}}));
+  const std::vector<CopySpan> crossing = {{10, 100, 10}, {0, 110, 10}};
+  EXPECT_EQ(tuples(merge_spans(crossing)), tuples(crossing));
+}
+
+TEST(Spans, MergeKeepsTheOrderOfWhatLiesApart) {
+  const std::vector<CopySpan> apart = {{40, 140, 5}, {0, 100, 10}, {20, 120, 10}};
+  EXPECT_EQ(tuples(merge_spans(apart)), tuples(apart));
 }
 
 TEST(Spans, MergeDropsEmptySpans) {

@@ -23,6 +23,9 @@ namespace crossdock {
 
 using PeerId = uint32_t;  // chosen by the caller, never reused within a process
 using OperationId = uint64_t;
+// Orders the operations to one peer: those of one stream happen one after the other, and streams
+// take turns, so that a long one does not hold up the others.
+using StreamId = uint64_t;
 
 enum class TransportKind : uint8_t { kLoopback = 0, kSharedMemory = 1, kTcp = 2, kRc = 3 };
 std::string_view name(TransportKind kind);
@@ -76,17 +79,20 @@ struct WriteSpans {
   OperationId operation = 0;
   PeerId peer = 0;
   std::vector<CopySpan> spans;  // adjacent spans are merged before they are posted
+  StreamId stream = 0;
 };
 struct ReadSpans {
   OperationId operation = 0;
   PeerId peer = 0;
   std::vector<CopySpan> spans;
+  StreamId stream = 0;
 };
-// Done with OK only when every write posted to this peer before it has arrived: a flush and, where
-// data and messages travel on different endpoints, one byte read back.
+// Done with OK only when every write of its stream before it has arrived: a flush and, where data
+// and messages travel on different endpoints, one byte read back.
 struct Fence {
   OperationId operation = 0;
   PeerId peer = 0;
+  StreamId stream = 0;
 };
 // One message on the channel: reliable and in order while the peer lives, never retried beyond.
 struct Notify {
@@ -136,6 +142,10 @@ struct TransportConfig {
   bool huge_pages = false;
   // Where tcp listens ("lo", "eth0"); empty: the first interface that is up and not loopback.
   std::string bind_interface;
+  // The port of an RDMA device that carries rc, as UCX names it ("mlx5_0:1"), and the index of its
+  // GID. Without a device rc is not offered.
+  std::string rdma_device;
+  std::string gid_index = "auto";  // UCX's own choice, right on InfiniBand
   uint16_t listen_port = 0;                  // of the handoff channel; 0: any free one
   uint64_t in_flight_bytes_max = 64u << 20;  // per peer
   uint32_t handshake_timeout_ms = 20'000;    // from Connect to PeerReady, else PeerBroken
