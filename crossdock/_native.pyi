@@ -56,6 +56,7 @@ class StoredBlock:
 class Task:
     sequence_id: int
     prompt: list[int]
+    num_generated_tokens: int
     sampling: Sampling
     tenant_salt: bytes
     wants_digests: bool
@@ -64,6 +65,7 @@ class Task:
         *,
         sequence_id: int,
         prompt: list[int],
+        num_generated_tokens: int = 0,
         sampling: Sampling,
         tenant_salt: bytes = b"",
         wants_digests: bool = False,
@@ -361,6 +363,7 @@ class Executor:
         num_blocks: int,
         weight_dtype: str = "auto",
         kv_dtype: str = "f32",
+        mla_prefill: str = "absorbed",
         num_threads: int = 1,
         kernels: str = "auto",
         cache_directory: str = "",
@@ -371,10 +374,14 @@ class Executor:
     eos_token_ids: list[int]
     slab: npt.NDArray[np.uint8]  # [block][byte], the executor's own memory
     def run(
-        self, items: Sequence[tuple[Sequence[int], int, Sequence[int], bool]]
+        self,
+        items: Sequence[tuple[Sequence[int], int, Sequence[int], bool]],
+        *,
+        first_generated: int = ...,
     ) -> npt.NDArray[np.float32]:
         """Items are tokens, position of the first, block table, whether the last token's logits
-        are wanted: these are the rows. A block table covers every position up to the last."""
+        are wanted: these are the rows. A block table covers every position up to the last. From
+        first_generated on, in every item, positions are generated ones; none is by default."""
     def zero_tail(self, block_id: int, num_used_slots: int) -> None: ...
     def convert_block(self, source: Executor, from_block_id: int, to_block_id: int) -> None:
         """A block of the source's slab, in this one's KV dtype. The models must be equal."""

@@ -43,6 +43,13 @@ class KvDtype(StrEnum):
     FP8_DS_MLA = "fp8_ds_mla"
 
 
+class MlaPrefill(StrEnum):
+    """How the positions of a prompt attend in latent attention."""
+
+    ABSORBED = "absorbed"
+    EXPANDED = "expanded"
+
+
 class Transport(StrEnum):
     """What the KV blocks travel over."""
 
@@ -62,6 +69,9 @@ def up(
     kv_dtype: Annotated[KvDtype | None, typer.Option(help="Of the KV cache.")] = None,
     decode_kv_dtype: Annotated[
         KvDtype | None, typer.Option(help="Of decode instances, where it differs.")
+    ] = None,
+    mla_prefill: Annotated[
+        MlaPrefill | None, typer.Option(help="How prompts attend in DeepSeek's latent attention.")
     ] = None,
     transport: Annotated[Transport | None, typer.Option(help="Of the KV blocks.")] = None,
     threads: Annotated[
@@ -91,6 +101,7 @@ def up(
         weight_dtype=weight_dtype,
         kv_dtype=kv_dtype or "",
         decode_kv_dtype=decode_kv_dtype or "",
+        mla_prefill=mla_prefill or "",
         transport=transport or "",
         num_threads=threads,
         kv_memory=kv_memory,

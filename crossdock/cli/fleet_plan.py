@@ -23,6 +23,7 @@ class FleetOptions:
     weight_dtype: WeightDtype = "auto"
     kv_dtype: str = ""
     decode_kv_dtype: str = ""  # Where it differs.
+    mla_prefill: str = ""
     transport: str = ""
     num_threads: int | None = None  # Per engine; None: the cores, shared out.
     kv_memory: str = ""  # Per engine, like "512MiB".
@@ -69,6 +70,7 @@ def worker_specs(
         *("--model", str(options.model_directory)),
         *("--threads", str(num_threads)),
         *("--weight-dtype", options.weight_dtype),
+        *_given("--mla-prefill", options.mla_prefill),
         *_given("--kv-memory", options.kv_memory),
         *([] if options.chunked_prefill else ["--no-chunked-prefill"]),
         *_given("--step-ms-max", "" if options.step_ms_max is None else str(options.step_ms_max)),

@@ -34,6 +34,7 @@ class EngineConfig:
     weight_dtype: str = "auto"
     weight_cache_directory: str = ""
     kv_dtype: str = "f32"
+    mla_prefill: str = "absorbed"
     num_threads: int = 1
     pin_threads: bool = True
     kernels: str = "auto"

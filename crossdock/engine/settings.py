@@ -28,6 +28,10 @@ class EngineSettings(ServiceSettings):
         Literal["f32", "bf16", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla"],
         Field(description="Of the KV cache; fp8_ds_mla is for DeepSeek's latent attention."),
     ] = "f32"
+    mla_prefill: Annotated[
+        Literal["absorbed", "expanded"],
+        Field(description="How prompts attend in DeepSeek's latent attention; the same everywhere."),
+    ] = "absorbed"
     threads: Annotated[int, Field(ge=0, le=1_024, description="0: one for every usable core.")] = 0
     pin_threads: Annotated[
         bool, Field(description="Keep threads on their cores where there is one for each.")
@@ -67,6 +71,7 @@ class EngineSettings(ServiceSettings):
             weight_dtype=self.weight_dtype,
             weight_cache_directory=str(packed_directory()),
             kv_dtype=self.kv_dtype,
+            mla_prefill=self.mla_prefill,
             num_threads=self.threads or len(os.sched_getaffinity(0)),
             pin_threads=self.pin_threads,
             kernels=self.kernels,

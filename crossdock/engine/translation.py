@@ -37,6 +37,7 @@ def request_of(message: decode_pb2.DecodeRequest | prefill_pb2.PrefillRequest) -
         handoff_id=message.handoff_id,
         attempt=message.attempt,
         token_ids=list(message.token_ids),
+        num_generated_tokens=message.num_generated_tokens,
         sampling=sampling_of(message.sampling),
         tenant_salt=message.tenant_salt,
         wants_digests=message.return_logit_digests,

@@ -22,6 +22,7 @@ class Request:
     handoff_id: bytes  # empty: prefilled where it is decoded
     attempt: int
     token_ids: Sequence[int]
+    num_generated_tokens: int  # the last of token_ids: by an earlier attempt
     sampling: native.Sampling
     tenant_salt: bytes
     wants_digests: bool
@@ -39,6 +40,7 @@ class Request:
         return native.Task(
             sequence_id=sequence_id,
             prompt=list(self.token_ids),
+            num_generated_tokens=self.num_generated_tokens,
             sampling=self.sampling,
             tenant_salt=self.tenant_salt,
             wants_digests=self.wants_digests,
@@ -55,6 +57,7 @@ def check_request(request: Request, ready: native.Ready, *, needs_handoff: bool)
             f"has {len(request.tenant_salt)} bytes; at most {limits.TENANT_SALT_BYTES_MAX}",
         )
     _check_prompt(request.token_ids, ready)
+    _check_generated(request)
     _check_sampling(request.sampling, ready.vocab_size)
 
 
@@ -97,6 +100,16 @@ def _check_prompt(token_ids: Sequence[int], ready: native.Ready) -> None:
             f"{pool_tokens - 1}",
         )
     _check_token_ids("token_ids", token_ids, ready.vocab_size)
+
+
+def _check_generated(request: Request) -> None:
+    length = len(request.token_ids)
+    if request.num_generated_tokens >= length:
+        raise invalid_argument(
+            "num_generated_tokens",
+            f"is {request.num_generated_tokens} of {length} token_ids; at most {length - 1}, since "
+            "the first is the prompt's",
+        )
 
 
 def _check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:

@@ -63,14 +63,16 @@ void bind_task(nb::module_& m) {
       .def(
           "__init__",
           [](Task* self, uint64_t sequence_id, std::vector<int32_t> prompt,
-             const link::Sampling& sampling, const nb::bytes& tenant_salt, bool wants_digests) {
-            new (self) Task{sequence_id, std::move(prompt), sampling, from_bytes(tenant_salt),
-                            wants_digests};
+             uint32_t num_generated_tokens, const link::Sampling& sampling,
+             const nb::bytes& tenant_salt, bool wants_digests) {
+            new (self) Task{sequence_id, std::move(prompt),       num_generated_tokens,
+                            sampling,    from_bytes(tenant_salt), wants_digests};
           },
-          nb::kw_only(), "sequence_id"_a, "prompt"_a, "sampling"_a, "tenant_salt"_a = nb::bytes(""),
-          "wants_digests"_a = false)
+          nb::kw_only(), "sequence_id"_a, "prompt"_a, "num_generated_tokens"_a = 0, "sampling"_a,
+          "tenant_salt"_a = nb::bytes(""), "wants_digests"_a = false)
       .def_rw("sequence_id", &Task::sequence_id)
       .def_rw("prompt", &Task::prompt)
+      .def_rw("num_generated_tokens", &Task::num_generated_tokens)
       .def_rw("sampling", &Task::sampling)
       .def_prop_ro("tenant_salt", [](const Task& t) { return to_bytes(t.tenant_salt); })
       .def_rw("wants_digests", &Task::wants_digests);

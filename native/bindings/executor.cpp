@@ -67,10 +67,10 @@ std::unique_ptr<SlabExecutor> load(const ExecutorConfig& config, uint32_t num_bl
   return bound;
 }
 
-Logits run(SlabExecutor& self, const std::vector<Item>& items) {
+Logits run(SlabExecutor& self, const std::vector<Item>& items, uint32_t first_generated) {
   std::vector<BatchItem> batch;
   for (const auto& [tokens, first_position, block_table, wants_logits] : items) {
-    batch.push_back({tokens, first_position, block_table, wants_logits});
+    batch.push_back({tokens, first_position, block_table, wants_logits, first_generated});
   }
   std::unique_ptr<float[]> rows;
   size_t size = 0;
@@ -94,19 +94,21 @@ void bind_executor(nb::module_& m) {
       .def_static(
           "load",
           [](std::string model_directory, uint32_t num_blocks, const std::string& weight_dtype,
-             const std::string& kv_dtype, uint32_t num_threads, std::string kernels,
-             std::string cache_directory) {
+             const std::string& kv_dtype, const std::string& mla_prefill, uint32_t num_threads,
+             std::string kernels, std::string cache_directory) {
             ExecutorConfig config;
             config.model_directory = std::move(model_directory);
             config.weights.dtype = named(kAllWeightDtypes, weight_dtype, "weight_dtype");
             config.weights.cache_directory = std::move(cache_directory);
             config.kv_dtype = named(kAllDTypes, kv_dtype, "kv_dtype");
+            config.mla_prefill = value_or_raise(parse_mla_prefill(mla_prefill));
             config.num_threads = num_threads;
             config.kernels = std::move(kernels);
             return load(config, num_blocks);
           },
           "model_directory"_a, nb::kw_only(), "num_blocks"_a, "weight_dtype"_a = "auto",
-          "kv_dtype"_a = "f32", "num_threads"_a = 1, "kernels"_a = "auto", "cache_directory"_a = "")
+          "kv_dtype"_a = "f32", "mla_prefill"_a = "absorbed", "num_threads"_a = 1,
+          "kernels"_a = "auto", "cache_directory"_a = "")
       .def_prop_ro("numerics_id", [](SlabExecutor& self) { return self.executor->numerics_id(); })
       .def_prop_ro("layout_text",
                    [](SlabExecutor& self) { return self.executor->layout().to_string(); })
@@ -119,7 +121,7 @@ void bind_executor(nb::module_& m) {
                             {self.num_blocks, self.executor->layout().stride_bytes()});
           },
           nb::rv_policy::reference_internal)
-      .def("run", &run, "items"_a)
+      .def("run", &run, "items"_a, nb::kw_only(), "first_generated"_a = UINT32_MAX)
       .def(
           "zero_tail",
           [](SlabExecutor& self, BlockId block_id, uint32_t num_used_slots) {

@@ -173,6 +173,7 @@ class Retry:
             handoff_id=self.random.randbytes(HANDOFF_ID_BYTES) if placement.prefill else b"",
             attempt=number,
             token_ids=token_ids,
+            num_generated_tokens=num_generated,
             sampling=job.sampling.after(num_generated),
             return_logit_digests=job.return_logit_digests,
             prefill=placement.prefill,

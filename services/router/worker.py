@@ -74,6 +74,7 @@ class AttemptOrder:
     handoff_id: bytes
     attempt: int
     token_ids: tuple[int, ...]
+    num_generated_tokens: int  # the last of token_ids, in a replay
     sampling: Sampling
     return_logit_digests: bool
     prefill: Target | None

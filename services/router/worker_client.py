@@ -67,6 +67,7 @@ class GrpcWorkers:
             handoff_id=order.handoff_id,
             attempt=order.attempt,
             token_ids=order.token_ids,
+            num_generated_tokens=order.num_generated_tokens,
             sampling=_to_sampling(order.sampling),
             target_instance_id=order.decode.instance_id,
             target_epoch=order.decode.epoch,
@@ -98,6 +99,7 @@ class GrpcWorkers:
             handoff_id=order.handoff_id,
             attempt=order.attempt,
             token_ids=order.token_ids,
+            num_generated_tokens=order.num_generated_tokens,
             sampling=_to_sampling(order.sampling),
             return_logit_digests=order.return_logit_digests,
         )

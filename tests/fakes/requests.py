@@ -23,6 +23,7 @@ def request(**changes: Any) -> Request:
         handoff_id=HANDOFF_ID,
         attempt=1,
         token_ids=[1, 2, 3],
+        num_generated_tokens=0,
         sampling=sampling(),
         tenant_salt=b"salt",
         wants_digests=False,

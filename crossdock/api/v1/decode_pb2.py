@@ -25,23 +25,23 @@ _sym_db = _symbol_database.Default()
 from crossdock.api.v1 import kv_pb2 as crossdock_dot_api_dot_v1_dot_kv__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x63rossdock/api/v1/decode.proto\x12\x10\x63rossdock.api.v1\x1a\x19\x63rossdock/api/v1/kv.proto\"\xb4\x01\n\rTokenSampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x12\n\nmin_tokens\x18\x06 \x01(\r\x12\x12\n\nignore_eos\x18\x07 \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\x05\x12\x0e\n\x06\x63hoice\x18\t \x01(\r\"\x8b\x02\n\rDecodeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nhandoff_id\x18\x02 \x01(\x0c\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12\x31\n\x08sampling\x18\x05 \x01(\x0b\x32\x1f.crossdock.api.v1.TokenSampling\x12\x1a\n\x12source_instance_id\x18\x06 \x01(\t\x12\x16\n\x0esource_address\x18\x07 \x01(\t\x12\x14\n\x0csource_epoch\x18\x08 \x01(\x06\x12\x13\n\x0btenant_salt\x18\t \x01(\x0c\x12\x1c\n\x14return_logit_digests\x18\n \x01(\x08\"J\n\x0eGeneratedToken\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x14\n\x0clogit_digest\x18\x03 \x01(\x0c\"\xb6\x01\n\x0e\x44\x65\x63odeResponse\x12\x30\n\x06tokens\x18\x01 \x03(\x0b\x32 .crossdock.api.v1.GeneratedToken\x12.\n\x06\x66inish\x18\x02 \x01(\x0e\x32\x1e.crossdock.api.v1.EngineFinish\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x03 \x01(\r\x12\x10\n\x08queue_ms\x18\x04 \x01(\x01\x12\x12\n\nprefill_ms\x18\x05 \x01(\x01*_\n\x0c\x45ngineFinish\x12\x1d\n\x19\x45NGINE_FINISH_UNSPECIFIED\x10\x00\x12\x16\n\x12\x45NGINE_FINISH_STOP\x10\x01\x12\x18\n\x14\x45NGINE_FINISH_LENGTH\x10\x02\x32\xab\x01\n\x06\x44\x65\x63ode\x12O\n\x08Generate\x12\x1f.crossdock.api.v1.DecodeRequest\x1a .crossdock.api.v1.DecodeResponse0\x01\x12P\n\tGetStatus\x12!.crossdock.api.v1.InstanceRequest\x1a .crossdock.api.v1.InstanceStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x63rossdock/api/v1/decode.proto\x12\x10\x63rossdock.api.v1\x1a\x19\x63rossdock/api/v1/kv.proto\"\xb4\x01\n\rTokenSampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x12\n\nmin_tokens\x18\x06 \x01(\r\x12\x12\n\nignore_eos\x18\x07 \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x08 \x03(\x05\x12\x0e\n\x06\x63hoice\x18\t \x01(\r\"\xa9\x02\n\rDecodeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nhandoff_id\x18\x02 \x01(\x0c\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12\x31\n\x08sampling\x18\x05 \x01(\x0b\x32\x1f.crossdock.api.v1.TokenSampling\x12\x1a\n\x12source_instance_id\x18\x06 \x01(\t\x12\x16\n\x0esource_address\x18\x07 \x01(\t\x12\x14\n\x0csource_epoch\x18\x08 \x01(\x06\x12\x13\n\x0btenant_salt\x18\t \x01(\x0c\x12\x1c\n\x14return_logit_digests\x18\n \x01(\x08\x12\x1c\n\x14num_generated_tokens\x18\x0b \x01(\r\"J\n\x0eGeneratedToken\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x10\n\x08position\x18\x02 \x01(\r\x12\x14\n\x0clogit_digest\x18\x03 \x01(\x0c\"\xb6\x01\n\x0e\x44\x65\x63odeResponse\x12\x30\n\x06tokens\x18\x01 \x03(\x0b\x32 .crossdock.api.v1.GeneratedToken\x12.\n\x06\x66inish\x18\x02 \x01(\x0e\x32\x1e.crossdock.api.v1.EngineFinish\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x03 \x01(\r\x12\x10\n\x08queue_ms\x18\x04 \x01(\x01\x12\x12\n\nprefill_ms\x18\x05 \x01(\x01*_\n\x0c\x45ngineFinish\x12\x1d\n\x19\x45NGINE_FINISH_UNSPECIFIED\x10\x00\x12\x16\n\x12\x45NGINE_FINISH_STOP\x10\x01\x12\x18\n\x14\x45NGINE_FINISH_LENGTH\x10\x02\x32\xab\x01\n\x06\x44\x65\x63ode\x12O\n\x08Generate\x12\x1f.crossdock.api.v1.DecodeRequest\x1a .crossdock.api.v1.DecodeResponse0\x01\x12P\n\tGetStatus\x12!.crossdock.api.v1.InstanceRequest\x1a .crossdock.api.v1.InstanceStatusb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'crossdock.api.v1.decode_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ENGINEFINISH']._serialized_start=792
-  _globals['_ENGINEFINISH']._serialized_end=887
+  _globals['_ENGINEFINISH']._serialized_start=822
+  _globals['_ENGINEFINISH']._serialized_end=917
   _globals['_TOKENSAMPLING']._serialized_start=79
   _globals['_TOKENSAMPLING']._serialized_end=259
   _globals['_DECODEREQUEST']._serialized_start=262
-  _globals['_DECODEREQUEST']._serialized_end=529
-  _globals['_GENERATEDTOKEN']._serialized_start=531
-  _globals['_GENERATEDTOKEN']._serialized_end=605
-  _globals['_DECODERESPONSE']._serialized_start=608
-  _globals['_DECODERESPONSE']._serialized_end=790
-  _globals['_DECODE']._serialized_start=890
-  _globals['_DECODE']._serialized_end=1061
+  _globals['_DECODEREQUEST']._serialized_end=559
+  _globals['_GENERATEDTOKEN']._serialized_start=561
+  _globals['_GENERATEDTOKEN']._serialized_end=635
+  _globals['_DECODERESPONSE']._serialized_start=638
+  _globals['_DECODERESPONSE']._serialized_end=820
+  _globals['_DECODE']._serialized_start=920
+  _globals['_DECODE']._serialized_end=1091
 # @@protoc_insertion_point(module_scope)

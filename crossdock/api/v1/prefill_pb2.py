@@ -26,7 +26,7 @@ from crossdock.api.v1 import decode_pb2 as crossdock_dot_api_dot_v1_dot_decode__
 from crossdock.api.v1 import kv_pb2 as crossdock_dot_api_dot_v1_dot_kv__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x63rossdock/api/v1/prefill.proto\x12\x10\x63rossdock.api.v1\x1a\x1d\x63rossdock/api/v1/decode.proto\x1a\x19\x63rossdock/api/v1/kv.proto\"\xf4\x01\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nhandoff_id\x18\x02 \x01(\x0c\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12\x31\n\x08sampling\x18\x05 \x01(\x0b\x32\x1f.crossdock.api.v1.TokenSampling\x12\x1a\n\x12target_instance_id\x18\x06 \x01(\t\x12\x14\n\x0ctarget_epoch\x18\x07 \x01(\x06\x12\x13\n\x0btenant_salt\x18\x08 \x01(\x0c\x12\x1c\n\x14return_logit_digests\x18\t \x01(\x08\"\x82\x02\n\x0fPrefillResponse\x12\x35\n\x0b\x66irst_token\x18\x01 \x01(\x0b\x32 .crossdock.api.v1.GeneratedToken\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x02 \x01(\r\x12\x10\n\x08queue_ms\x18\x03 \x01(\x01\x12\x12\n\nprefill_ms\x18\x04 \x01(\x01\x12\x12\n\nhandoff_ms\x18\x05 \x01(\x01\x12\x15\n\rhandoff_bytes\x18\x06 \x01(\x04\x12\x19\n\x11handoff_transfers\x18\x07 \x01(\r\x12\x1b\n\x13handoff_transfer_ms\x18\x08 \x01(\x01\x12\x11\n\ttransport\x18\t \x01(\t2\xfd\x01\n\x07Prefill\x12N\n\x07Prefill\x12 .crossdock.api.v1.PrefillRequest\x1a!.crossdock.api.v1.PrefillResponse\x12P\n\x07\x43onnect\x12 .crossdock.api.v1.ConnectRequest\x1a!.crossdock.api.v1.ConnectResponse0\x01\x12P\n\tGetStatus\x12!.crossdock.api.v1.InstanceRequest\x1a .crossdock.api.v1.InstanceStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x63rossdock/api/v1/prefill.proto\x12\x10\x63rossdock.api.v1\x1a\x1d\x63rossdock/api/v1/decode.proto\x1a\x19\x63rossdock/api/v1/kv.proto\"\x92\x02\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nhandoff_id\x18\x02 \x01(\x0c\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12\x31\n\x08sampling\x18\x05 \x01(\x0b\x32\x1f.crossdock.api.v1.TokenSampling\x12\x1a\n\x12target_instance_id\x18\x06 \x01(\t\x12\x14\n\x0ctarget_epoch\x18\x07 \x01(\x06\x12\x13\n\x0btenant_salt\x18\x08 \x01(\x0c\x12\x1c\n\x14return_logit_digests\x18\t \x01(\x08\x12\x1c\n\x14num_generated_tokens\x18\n \x01(\r\"\x82\x02\n\x0fPrefillResponse\x12\x35\n\x0b\x66irst_token\x18\x01 \x01(\x0b\x32 .crossdock.api.v1.GeneratedToken\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x02 \x01(\r\x12\x10\n\x08queue_ms\x18\x03 \x01(\x01\x12\x12\n\nprefill_ms\x18\x04 \x01(\x01\x12\x12\n\nhandoff_ms\x18\x05 \x01(\x01\x12\x15\n\rhandoff_bytes\x18\x06 \x01(\x04\x12\x19\n\x11handoff_transfers\x18\x07 \x01(\r\x12\x1b\n\x13handoff_transfer_ms\x18\x08 \x01(\x01\x12\x11\n\ttransport\x18\t \x01(\t2\xfd\x01\n\x07Prefill\x12N\n\x07Prefill\x12 .crossdock.api.v1.PrefillRequest\x1a!.crossdock.api.v1.PrefillResponse\x12P\n\x07\x43onnect\x12 .crossdock.api.v1.ConnectRequest\x1a!.crossdock.api.v1.ConnectResponse0\x01\x12P\n\tGetStatus\x12!.crossdock.api.v1.InstanceRequest\x1a .crossdock.api.v1.InstanceStatusb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,9 +34,9 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'crossdock.api.v1.prefill_pb
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PREFILLREQUEST']._serialized_start=111
-  _globals['_PREFILLREQUEST']._serialized_end=355
-  _globals['_PREFILLRESPONSE']._serialized_start=358
-  _globals['_PREFILLRESPONSE']._serialized_end=616
-  _globals['_PREFILL']._serialized_start=619
-  _globals['_PREFILL']._serialized_end=872
+  _globals['_PREFILLREQUEST']._serialized_end=385
+  _globals['_PREFILLRESPONSE']._serialized_start=388
+  _globals['_PREFILLRESPONSE']._serialized_end=646
+  _globals['_PREFILL']._serialized_start=649
+  _globals['_PREFILL']._serialized_end=902
 # @@protoc_insertion_point(module_scope)

@@ -46,7 +46,7 @@ class PrefixBench {
     for (uint32_t i = 0; i < kNumPrompts; ++i) {
       prompts_.push_back(random_prompt());
       chains_.emplace_back();
-      extend_chain(root_, prompts_.back(), chains_.back());
+      extend_chain(root_, prompts_.back(), UINT32_MAX, chains_.back());
       insert(chains_.back());
     }
   }
@@ -68,7 +68,7 @@ class PrefixBench {
       const uint32_t other = static_cast<uint32_t>(random_() % kNumPrompts);
       chain.clear();
       start = Clock::now();
-      extend_chain(root_, prompts_[other], chain);
+      extend_chain(root_, prompts_[other], UINT32_MAX, chain);
       const double hashed = microseconds_since(start);
       tree_.match(chain, ++tick_, blocks);
       both.push_back(microseconds_since(start));
@@ -77,7 +77,7 @@ class PrefixBench {
     }
     for (uint32_t i = 0; i < kRepetitions / 4; ++i) {
       chain.clear();
-      extend_chain(root_, random_prompt(), chain);
+      extend_chain(root_, random_prompt(), UINT32_MAX, chain);
       auto start = Clock::now();
       tree_.match(chain, ++tick_, blocks);
       miss.push_back(microseconds_since(start));

@@ -28,6 +28,9 @@ Request* Engine::admit(const link::Task& task, RequestKind kind) {
     return nullptr;
   }
   request.value().accepted_ns = now_ns();
+  if (config_.mla_prefill == MlaPrefill::kExpanded) {
+    request.value().first_generated = request.value().num_prompt_tokens - task.num_generated_tokens;
+  }
   return &(requests_[task.sequence_id] = std::move(request).value());
 }
 
@@ -39,7 +42,8 @@ void Engine::on(link::Generate& command) {
                                      .role = SequenceRole::kLocal,
                                      .prompt = std::move(command.task.prompt),
                                      .max_new_tokens = request->sampling.max_tokens,
-                                     .root = request->root});
+                                     .root = request->root,
+                                     .first_generated = request->first_generated});
   if (!status.ok()) fail(id, status);
 }
 
@@ -77,13 +81,14 @@ void Engine::on(link::Prefill& command) {
                         .role = SequenceRole::kSource,
                         .prompt = std::move(command.task.prompt),
                         .max_new_tokens = 1,
-                        .root = request->root};
+                        .root = request->root,
+                        .first_generated = request->first_generated};
   std::vector<BlockHash> chain;
   if (config_.store && peers_.store() != nullptr) {
     // The last token's logits are needed, so its block is never taken from a cache.
     extend_chain(request->root,
                  std::span<const int32_t>(submission.prompt).first(submission.prompt.size() - 1),
-                 chain);
+                 request->first_generated, chain);
     submission.awaits_load = scheduler_.tree().match_length(chain) < chain.size();
   }
   const bool awaits_load = submission.awaits_load;

@@ -52,7 +52,7 @@ Result<EngineConfig> parse_engine_config(std::string_view text) {
     return Status(StatusCode::kInvalidArgument, "engine configuration: not a JSON object");
   }
   EngineConfig config;
-  std::string weight_dtype = "auto", kv_dtype = "bf16";
+  std::string weight_dtype = "auto", kv_dtype = "bf16", mla_prefill = "absorbed";
   Status status;
   const auto step = [&](Status next) {
     if (status.ok()) status = std::move(next);
@@ -62,6 +62,7 @@ Result<EngineConfig> parse_engine_config(std::string_view text) {
   step(take(json, "weight_dtype", weight_dtype));
   step(take(json, "weight_cache_directory", config.weight_cache_directory));
   step(take(json, "kv_dtype", kv_dtype));
+  step(take(json, "mla_prefill", mla_prefill));
   step(take(json, "num_threads", config.num_threads));
   step(take(json, "pin_threads", config.pin_threads));
   step(take(json, "kernels", config.kernels));
@@ -83,6 +84,9 @@ Result<EngineConfig> parse_engine_config(std::string_view text) {
   auto weights = parse_weight_dtype(weight_dtype);
   if (!weights.ok()) return weights.status();
   config.weight_dtype = weights.value();
+  auto form = parse_mla_prefill(mla_prefill);
+  if (!form.ok()) return form.status();
+  config.mla_prefill = form.value();
   const auto* dtype = std::find_if(std::begin(kAllDTypes), std::end(kAllDTypes),
                                    [&](DType candidate) { return name(candidate) == kv_dtype; });
   if (dtype == std::end(kAllDTypes)) {

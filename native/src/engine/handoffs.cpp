@@ -116,7 +116,8 @@ void Engine::act(handoff_action::Reserve& action) {
   auto grant = scheduler_.reserve({.id = id,
                                    .prompt = std::move(request.prompt),
                                    .max_new_tokens = request.sampling.max_tokens,
-                                   .root = request.root},
+                                   .root = request.root,
+                                   .first_generated = request.first_generated},
                                   tick());
   if (grant.ok()) {
     receiving.num_matched_blocks = grant.value().num_matched_blocks;

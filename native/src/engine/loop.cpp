@@ -57,6 +57,7 @@ Result<std::unique_ptr<Engine>> Engine::start(const EngineConfig& config, Engine
   auto executor = load_cpu_executor({.model_directory = config.model_directory,
                                      .weights = std::move(weights),
                                      .kv_dtype = config.kv_dtype,
+                                     .mla_prefill = config.mla_prefill,
                                      .num_threads = config.num_threads,
                                      .pin_threads = config.pin_threads,
                                      .kernels = config.kernels});
@@ -241,7 +242,8 @@ void Engine::prepare_batch(const StepPlan& plan) {
     batch_.push_back({.tokens = tokens.subspan(entry.first_position, entry.num_tokens),
                       .first_position = entry.first_position,
                       .block_table = table,
-                      .wants_logits = entry.wants_logits});
+                      .wants_logits = entry.wants_logits,
+                      .first_generated = entry.first_generated});
     auto it = requests_.find(entry.id);
     if (!entry.wants_logits || it == requests_.end()) continue;
     if (it->second.kind != RequestKind::kSender) continue;

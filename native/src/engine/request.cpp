@@ -33,6 +33,12 @@ Result<Request> make_request(const link::Task& task, RequestKind kind, const Blo
                         " is outside the vocabulary of " + std::to_string(vocab_size));
     }
   }
+  if (task.num_generated_tokens >= task.prompt.size()) {
+    return Status(StatusCode::kInvalidArgument,
+                  "num_generated_tokens: " + std::to_string(task.num_generated_tokens) + " of " +
+                      std::to_string(task.prompt.size()) +
+                      " token_ids; at least the first is a prompt's");
+  }
   Request request;
   request.sequence_id = task.sequence_id;
   request.kind = kind;

@@ -2,6 +2,7 @@
 
 #include <sodium.h>
 
+#include <algorithm>
 #include <cassert>
 #include <cstring>
 
@@ -11,8 +12,8 @@ namespace crossdock {
 namespace {
 
 static_assert(sizeof(BlockHash) == 16);
-constexpr size_t kSaltBytesMax = 64;                        // BLAKE2b's longest key
-constexpr unsigned char kPersonal[17] = "crossdock-block";  // 15 letters and a zero byte
+constexpr size_t kSaltBytesMax = 64;               // BLAKE2b's longest key
+constexpr char kPersonal[16] = "crossdock-block";  // 15 letters; a number follows them
 static_assert(crypto_generichash_blake2b_PERSONALBYTES == 16);
 static_assert(crypto_generichash_blake2b_SALTBYTES == sizeof(BlockHash));
 
@@ -52,23 +53,30 @@ BlockHash root_hash(std::string_view tenant_salt, const Fingerprint& model,
   return from_bytes(out);
 }
 
-BlockHash next_hash(const BlockHash& parent, std::span<const int32_t> tokens) {
-  assert(tokens.size() == kBlockTokens);
+BlockHash next_hash(const BlockHash& parent, std::span<const int32_t> tokens,
+                    uint32_t num_generated) {
+  assert(tokens.size() == kBlockTokens && num_generated <= kBlockTokens);
+  unsigned char personal[crypto_generichash_blake2b_PERSONALBYTES];
+  std::memcpy(personal, kPersonal, sizeof(personal) - 1);
+  personal[sizeof(personal) - 1] = static_cast<unsigned char>(num_generated);
   unsigned char out[sizeof(BlockHash)];
   const int failed = crypto_generichash_blake2b_salt_personal(
       out, sizeof(out), reinterpret_cast<const unsigned char*>(tokens.data()), tokens.size_bytes(),
-      nullptr, 0, reinterpret_cast<const unsigned char*>(&parent), kPersonal);
+      nullptr, 0, reinterpret_cast<const unsigned char*>(&parent), personal);
   assert(failed == 0);
   static_cast<void>(failed);
   return from_bytes(out);
 }
 
-void extend_chain(const BlockHash& root, std::span<const int32_t> tokens,
+void extend_chain(const BlockHash& root, std::span<const int32_t> tokens, uint32_t first_generated,
                   std::vector<BlockHash>& chain) {
   const size_t num_whole = tokens.size() / kBlockTokens;
   BlockHash parent = chain.empty() ? root : chain.back();
   for (size_t i = chain.size(); i < num_whole; ++i) {
-    parent = next_hash(parent, tokens.subspan(i * kBlockTokens, kBlockTokens));
+    const size_t end = (i + 1) * kBlockTokens;
+    const size_t num_generated = end - std::clamp<size_t>(first_generated, end - kBlockTokens, end);
+    parent = next_hash(parent, tokens.subspan(i * kBlockTokens, kBlockTokens),
+                       static_cast<uint32_t>(num_generated));
     chain.push_back(parent);
   }
 }

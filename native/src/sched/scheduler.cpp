@@ -74,7 +74,7 @@ uint32_t Scheduler::Impl::slot_of(SequenceId id) const {
 
 uint32_t Scheduler::Impl::open_slot(SequenceId id, SequenceRole role,
                                     std::span<const int32_t> prompt, uint32_t max_new_tokens,
-                                    const BlockHash& root) {
+                                    const BlockHash& root, uint32_t first_generated) {
   if (free_slots.empty()) {
     free_slots.push_back(static_cast<uint32_t>(slots.size()));
     slots.emplace_back();
@@ -94,6 +94,7 @@ uint32_t Scheduler::Impl::open_slot(SequenceId id, SequenceRole role,
   s.living = true;
   s.ended = s.awaits_load = s.revoking = s.was_admitted = s.was_preempted = false;
   s.root = root;
+  s.first_generated = first_generated;
   // Room for the whole life, so that no step allocates.
   s.tokens.clear();
   s.tokens.reserve(s.num_tokens_max);
@@ -101,7 +102,7 @@ uint32_t Scheduler::Impl::open_slot(SequenceId id, SequenceRole role,
   s.table.reserve(blocks_for(s.num_tokens_max));
   s.chain.clear();
   s.chain.reserve(s.num_tokens_max / kBlockTokens);
-  extend_chain(s.root, s.tokens, s.chain);
+  extend_chain(s.root, s.tokens, s.first_generated, s.chain);
   slot_by_id.emplace(id, slot);
   return slot;
 }
@@ -121,7 +122,8 @@ void Scheduler::Impl::release_blocks(Sequence& s) {
 void Scheduler::Impl::append_token(Sequence& s, int32_t token) {
   assert(s.num_tokens() < s.num_tokens_max);
   s.tokens.push_back(token);
-  if (s.num_tokens() % kBlockTokens == 0) extend_chain(s.root, s.tokens, s.chain);
+  if (s.num_tokens() % kBlockTokens == 0)
+    extend_chain(s.root, s.tokens, s.first_generated, s.chain);
   s.ended = s.num_tokens() == s.num_tokens_max;
 }
 
@@ -177,8 +179,9 @@ Status Scheduler::submit(Submission submission) {
       submission.role == SequenceRole::kSource ? 1 : submission.max_new_tokens;
   Status status = impl_->check_fits(submission.id, submission.prompt, max_new_tokens);
   if (!status.ok()) return status;
-  const uint32_t slot = impl_->open_slot(submission.id, submission.role, submission.prompt,
-                                         max_new_tokens, submission.root);
+  const uint32_t slot =
+      impl_->open_slot(submission.id, submission.role, submission.prompt, max_new_tokens,
+                       submission.root, submission.first_generated);
   if (submission.awaits_load) {
     impl_->slots[slot].awaits_load = true;
     ++impl_->num_awaiting;
@@ -243,8 +246,9 @@ Result<Grant> Scheduler::reserve(Reservation reservation, uint64_t tick) {
   Impl& m = *impl_;
   Status status = m.check_fits(reservation.id, reservation.prompt, reservation.max_new_tokens);
   if (!status.ok()) return status;
-  const uint32_t slot = m.open_slot(reservation.id, SequenceRole::kTarget, reservation.prompt,
-                                    reservation.max_new_tokens, reservation.root);
+  const uint32_t slot =
+      m.open_slot(reservation.id, SequenceRole::kTarget, reservation.prompt,
+                  reservation.max_new_tokens, reservation.root, reservation.first_generated);
   Sequence& s = m.slots[slot];
   s.state = SequenceState::kReserved;
   ++m.num_reserved;

@@ -22,7 +22,7 @@ struct Scheduler::Impl {
   uint32_t slot_of(SequenceId id) const;
   const Sequence& at(SequenceId id) const { return slots[slot_of(id)]; }
   uint32_t open_slot(SequenceId id, SequenceRole role, std::span<const int32_t> prompt,
-                     uint32_t max_new_tokens, const BlockHash& root);
+                     uint32_t max_new_tokens, const BlockHash& root, uint32_t first_generated);
   void close_slot(uint32_t slot);
   void append_token(Sequence& sequence, int32_t token);
   // Publishes the whole blocks among the computed positions.

@@ -61,7 +61,7 @@ void Scheduler::Impl::add_entry(uint32_t slot, uint32_t num_tokens) {
   assert(0 < num_tokens && (num_tokens <= tokens_left || !config.chunked_prefill));
   assert(blocks_for(s.num_computed + num_tokens) <= s.table.size());
   const bool wants_logits = s.num_computed + num_tokens == s.num_tokens();
-  plan.entries.push_back({s.id, slot, s.num_computed, num_tokens, wants_logits});
+  plan.entries.push_back({s.id, slot, s.num_computed, num_tokens, wants_logits, s.first_generated});
   s.in_plan = true;
   tokens_left -= std::min(tokens_left, num_tokens);
 }

@@ -37,6 +37,7 @@ struct alignas(64) Sequence {
   uint32_t num_cached_tokens = 0;
   uint32_t previous = kNoSlot;  // links of the waiting queue
   uint32_t next = kNoSlot;
+  uint32_t first_generated = UINT32_MAX;
   BlockHash root;
   std::vector<int32_t> tokens;
   std::vector<BlockId> table;

@@ -35,14 +35,15 @@ struct Outcome {
 class EngineHost {
  public:
   EngineHost(LoopbackHub& hub, const std::string& model, uint64_t epoch, uint32_t num_blocks,
-             DType kv_dtype = DType::kF32)
+             DType kv_dtype = DType::kF32, MlaPrefill mla_prefill = MlaPrefill::kAbsorbed)
       : epoch_(epoch) {
     auto front = FrontLink::create(1 << 20);
     front_ = std::make_unique<FrontLink>(std::move(front).value());
     auto link =
         EngineLink::attach(front_->memory_fd(), front_->to_engine_fd(), front_->to_front_fd());
     link_ = std::make_unique<EngineLink>(std::move(link).value());
-    auto executor = load_cpu_executor({.model_directory = model, .kv_dtype = kv_dtype});
+    auto executor = load_cpu_executor(
+        {.model_directory = model, .kv_dtype = kv_dtype, .mla_prefill = mla_prefill});
     EXPECT_TRUE(executor.ok()) << executor.status().to_string();
     const KvLayout& layout = executor.value()->layout();
     const uint64_t bytes = num_blocks * layout.stride_bytes();
@@ -50,6 +51,7 @@ class EngineHost {
     EXPECT_TRUE(transport.ok()) << transport.status().to_string();
     EngineConfig config{.instance_id = "engine-" + std::to_string(epoch),
                         .model_directory = model,
+                        .mla_prefill = mla_prefill,
                         .kv_memory_bytes = bytes,
                         .token_budget = 64,
                         .verify_handoff = true};

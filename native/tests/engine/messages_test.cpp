@@ -13,6 +13,7 @@ link::Expect sample_expect() {
   link::Expect expect;
   expect.task = {.sequence_id = 7,
                  .prompt = {1, 2, 3},
+                 .num_generated_tokens = 2,
                  .sampling = {.temperature = 0.5f, .seed = 9, .max_tokens = 4, .ignore_eos = true},
                  .tenant_salt = std::string("a\0b", 3),
                  .wants_digests = true};
@@ -27,6 +28,7 @@ TEST(Messages, CommandsSurviveTheCodec) {
   ASSERT_TRUE(decoded.ok()) << decoded.status().to_string();
   const auto& expect = std::get<link::Expect>(decoded.value());
   EXPECT_EQ(expect.task.prompt, (std::vector<int32_t>{1, 2, 3}));
+  EXPECT_EQ(expect.task.num_generated_tokens, 2u);
   EXPECT_EQ(expect.task.tenant_salt, std::string("a\0b", 3));
   EXPECT_TRUE(expect.task.wants_digests);
   EXPECT_TRUE(expect.task.sampling.ignore_eos);

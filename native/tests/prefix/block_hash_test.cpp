@@ -48,7 +48,8 @@ TEST(BlockHash, AgreesWithTheDocumentedVectors) {
   const std::string hash = "([0-9a-f]{32})";
   const std::regex root("root salt=\"(.*)\" model=" + hash +
                         " adapter=\"(.*)\" numerics=\"(.*)\" = " + hash);
-  const std::regex link("link parent=" + hash + " first=(-?\\d+) step=(-?\\d+) = " + hash);
+  const std::regex link("link parent=" + hash +
+                        " first=(-?\\d+) step=(-?\\d+)(?: generated=(\\d+))? = " + hash);
   int num_roots = 0, num_links = 0;
   std::smatch m;
   for (std::string line; std::getline(file, line);) {
@@ -59,11 +60,12 @@ TEST(BlockHash, AgreesWithTheDocumentedVectors) {
     } else if (std::regex_match(line, m, link)) {
       ++num_links;
       const auto tokens = ramp(std::stoi(m[2]), std::stoi(m[3]));
-      EXPECT_EQ(hex(next_hash(from_hex<BlockHash>(m[1]), tokens)), m[4]) << line;
+      const uint32_t num_generated = m[4].matched ? std::stoi(m[4]) : 0;
+      EXPECT_EQ(hex(next_hash(from_hex<BlockHash>(m[1]), tokens, num_generated)), m[5]) << line;
     }
   }
   EXPECT_EQ(num_roots, 6);
-  EXPECT_EQ(num_links, 5);
+  EXPECT_EQ(num_links, 7);
 }
 
 TEST(BlockHash, FieldsDoNotRunIntoEachOther) {
@@ -81,21 +83,44 @@ TEST(BlockHash, ExtendHashesOnlyWholeBlocksAndOnlyNewOnes) {
   const BlockHash root = root_hash("salt", Fingerprint{}, "", "n");
   const auto tokens = ramp(5, 3, 100);
   std::vector<BlockHash> whole;
-  extend_chain(root, tokens, whole);
+  extend_chain(root, tokens, UINT32_MAX, whole);
   ASSERT_EQ(whole.size(), 3u);
   EXPECT_EQ(whole[0], next_hash(root, std::span(tokens).first(32)));
   EXPECT_EQ(whole[2], next_hash(whole[1], std::span(tokens).subspan(64, 32)));
   std::vector<BlockHash> grown;
   for (size_t n = 0; n <= tokens.size(); ++n) {
-    extend_chain(root, std::span(tokens).first(n), grown);
+    extend_chain(root, std::span(tokens).first(n), UINT32_MAX, grown);
     ASSERT_EQ(grown.size(), n / 32);
   }
   EXPECT_EQ(grown, whole);
   // What is there already is believed, not computed again.
   std::vector<BlockHash> trusted = {BlockHash{1, 2}};
-  extend_chain(root, tokens, trusted);
+  extend_chain(root, tokens, UINT32_MAX, trusted);
   EXPECT_EQ(trusted[0], (BlockHash{1, 2}));
   EXPECT_EQ(trusted[1], next_hash(BlockHash{1, 2}, std::span(tokens).subspan(32, 32)));
+}
+
+// The blocks of a prompt are everyone's; from the first generated position on a chain is of its
+// own, which the same tokens find as generated ones and no other way.
+TEST(BlockHash, GeneratedPositionsAreApartFromAPrompts) {
+  const BlockHash root = root_hash("salt", Fingerprint{}, "", "n");
+  const auto tokens = ramp(5, 3, 160);
+  const auto chain_of = [&](uint32_t first_generated) {
+    std::vector<BlockHash> chain;
+    extend_chain(root, tokens, first_generated, chain);
+    return chain;
+  };
+  const auto prompt = chain_of(UINT32_MAX);
+  EXPECT_EQ(chain_of(160), prompt);
+  std::set<BlockHash> last;
+  for (uint32_t first_generated = 1; first_generated <= 160; ++first_generated) {
+    const auto chain = chain_of(first_generated);
+    for (uint32_t block = 0; block < 5; ++block) {
+      EXPECT_EQ(chain[block] == prompt[block], (block + 1) * kBlockTokens <= first_generated);
+    }
+    last.insert(chain.back());
+  }
+  EXPECT_EQ(last.size(), 160u);
 }
 
 TEST(BlockHash, EveryTokenAndTheParentCount) {

@@ -188,6 +188,9 @@ async def test_decode_engine_dies_mid_stream(make_world: MakeWorld, num_before: 
     await assert_served(world, num_attempts=2)
     replay = world.decode[1].instance.requests[0]
     assert list(replay.token_ids) == PROMPT + expected(num_before)
+    assert replay.num_generated_tokens == num_before
+    assert world.prefill[0].instance.requests[0].num_generated_tokens == 0
+    assert world.prefill[0].instance.requests[1].num_generated_tokens == num_before
     assert replay.sampling.max_tokens == 20 - num_before
 
 

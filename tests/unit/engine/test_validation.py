@@ -26,6 +26,7 @@ WRONG = [
     (request(token_ids=[1] * POOL_TOKENS), "token_ids", str(POOL_TOKENS - 1)),
     (request(token_ids=[1, VOCAB_SIZE]), "token_ids", rf"\[1\] is {VOCAB_SIZE}"),
     (request(token_ids=[1, 2, -1]), "token_ids", r"\[2\] is -1"),
+    (request(num_generated_tokens=3), "num_generated_tokens", "3 of 3 token_ids; at most 2"),
     (request(sampling=sampling(temperature=-0.1)), "sampling.temperature", "0, 2"),
     (request(sampling=sampling(temperature=2.1)), "sampling.temperature", "0, 2"),
     (request(sampling=sampling(temperature=float("nan"))), "sampling.temperature", "nan"),
@@ -46,6 +47,7 @@ WRONG = [
 RIGHT = [
     request(),
     request(token_ids=[0, VOCAB_SIZE - 1]),
+    request(num_generated_tokens=2),
     request(token_ids=[1] * (POOL_TOKENS - 1)),
     request(request_id="x" * 128, tenant_salt=b"x" * 64),
     request(sampling=sampling(temperature=2.0, top_p=0.01, min_tokens=4)),

@@ -17,6 +17,7 @@ struct EngineConfig {
   WeightDtype weight_dtype = WeightDtype::kAuto;
   std::string weight_cache_directory;  // of quantised weights; empty: none are kept
   DType kv_dtype = DType::kBf16;
+  MlaPrefill mla_prefill = MlaPrefill::kAbsorbed;
   uint32_t num_threads = 1;
   bool pin_threads = true;  // workers stay on their processors; see ThreadPool
   std::string kernels = "auto";

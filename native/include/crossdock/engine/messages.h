@@ -51,10 +51,12 @@ struct StoredBlock {
 struct Task {
   uint64_t sequence_id = 0;
   std::vector<int32_t> prompt;
+  // Of the prompt, the last: those that an earlier attempt generated.
+  uint32_t num_generated_tokens = 0;
   Sampling sampling;
   Bytes tenant_salt;
   bool wants_digests = false;
-  CROSSDOCK_FIELDS(sequence_id, prompt, sampling, tenant_salt, wants_digests)
+  CROSSDOCK_FIELDS(sequence_id, prompt, num_generated_tokens, sampling, tenant_salt, wants_digests)
 };
 
 // ---- front to engine --------------------------------------------------------------------------

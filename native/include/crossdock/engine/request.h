@@ -26,7 +26,9 @@ struct Request {
   SamplingParams sampling;
   BlockHash root;
   bool wants_digests = false;
-  uint32_t num_prompt_tokens = 0;
+  uint32_t num_prompt_tokens = 0;  // those that an earlier attempt generated among them
+  // Where generated positions begin, if their blocks are other than a prompt's (see Submission).
+  uint32_t first_generated = UINT32_MAX;
   std::vector<int32_t> stop_ids;  // sorted: the model's (unless ignored) and the request's own
   HandoffId handoff;              // sender and receiver
   std::vector<int32_t> prompt;    // receiver: until its blocks are reserved

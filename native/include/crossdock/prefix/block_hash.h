@@ -3,8 +3,9 @@
 //
 //   root  = BLAKE2b-128(key = tenant salt, data = typed, length-prefixed {model fingerprint,
 //           adapter, numerics id})
-//   link  = BLAKE2b-128(salt = parent hash, personal = "crossdock-block", data = 32 token ids as
-//           little-endian int32)
+//   link  = BLAKE2b-128(salt = parent hash, personal = "crossdock-block" and the number of
+//   generated
+//           positions as a byte, data = 32 token ids as little-endian int32)
 // A link is exactly one BLAKE2b compression: the parent goes in as the 16-byte salt parameter
 // (RFC 7693 has the parameter block), so 128 bytes of tokens fill one message block. Since the
 // root is keyed and secret, so is every link that depends on it. Test vectors: docs/block-hash.md.
@@ -32,11 +33,14 @@ struct BlockHash {
 BlockHash root_hash(std::string_view tenant_salt, const Fingerprint& model,
                     std::string_view adapter, std::string_view numerics_id);
 
-// tokens: exactly kBlockTokens ids.
-BlockHash next_hash(const BlockHash& parent, std::span<const int32_t> tokens);
+// tokens: exactly kBlockTokens ids. num_generated: how many of them, the last, are at positions
+// that were computed as generated ones; 0 where numerics treat them as they do a prompt's.
+BlockHash next_hash(const BlockHash& parent, std::span<const int32_t> tokens,
+                    uint32_t num_generated = 0);
 
-// Appends the hashes of the whole blocks of `tokens` beyond those already in `chain`.
-void extend_chain(const BlockHash& root, std::span<const int32_t> tokens,
+// Appends the hashes of the whole blocks of `tokens` beyond those already in `chain`. Positions
+// from first_generated on are generated.
+void extend_chain(const BlockHash& root, std::span<const int32_t> tokens, uint32_t first_generated,
                   std::vector<BlockHash>& chain);
 
 }  // namespace crossdock

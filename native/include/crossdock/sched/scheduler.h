@@ -55,6 +55,9 @@ struct Submission {
   std::vector<int32_t> prompt;
   uint32_t max_new_tokens = 0;  // a source computes one
   BlockHash root;               // first link of the sequence's chain
+  // Positions from here on are generated ones, whose blocks are of another chain than a prompt's.
+  // The default is for numerics to which they are alike.
+  uint32_t first_generated = UINT32_MAX;
   // True when an outer tier is being asked: the sequence is not admitted before `load_ready`.
   bool awaits_load = false;
 };
@@ -64,6 +67,7 @@ struct Reservation {
   std::vector<int32_t> prompt;
   uint32_t max_new_tokens = 0;
   BlockHash root;
+  uint32_t first_generated = UINT32_MAX;  // as in Submission
 };
 
 // What a reserved target received: its block table for the prompt, of which the first
@@ -79,7 +83,8 @@ struct PlanEntry {
   uint32_t slot = 0;  // dense index, valid until the sequence is gone; lets StepDone be O(1)
   uint32_t first_position = 0;
   uint32_t num_tokens = 0;
-  bool wants_logits = false;  // the last token of the chunk is the last known token
+  bool wants_logits = false;              // the last token of the chunk is the last known token
+  uint32_t first_generated = UINT32_MAX;  // of the sequence
 };
 
 // Blocks of a sequence to be filled from an outer tier: block_table(id)[first_block, +num_blocks).
