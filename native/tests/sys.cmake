@@ -1,3 +1,4 @@
+crossdock_test(sys_clock_test SOURCES tests/sys/clock_test.cpp LINKS crossdock_sys)
 crossdock_test(sys_spsc_ring_test SOURCES tests/sys/spsc_ring_test.cpp LINKS crossdock_sys)
 crossdock_test(sys_shared_memory_test SOURCES tests/sys/shared_memory_test.cpp LINKS crossdock_sys)
 crossdock_test(sys_spsc_queue_test SOURCES tests/sys/spsc_queue_test.cpp LINKS crossdock_sys)

@@ -31,7 +31,6 @@ VAGUE_NAMES: dict[str, str] = {}
 CALLS_SYSTEM: dict[str, str] = {
     "native/src/engine/link.cpp": "checks the descriptors that the front passed it",
     "native/src/engine/log.cpp": "writes a line to stderr in one call, so that lines stay whole",
-    "native/src/engine/loop.cpp": "its thread sleeps on one epoll set of its own",
     "native/src/engine/main.cpp": "composition root: signals, and the front's pidfd",
     "native/src/transfer/liveness.cpp": "the end of a Unix socket is the peer's end",
     "native/src/transfer/loopback.cpp": "its event descriptor stands in for UCX's",

@@ -1,13 +1,11 @@
 // The engine's loop: inputs, steps, sleep.
 
-#include <sys/epoll.h>
-#include <time.h>
-
 #include <algorithm>
 #include <cassert>
 #include <random>
 
 #include "crossdock/engine/engine.h"
+#include "crossdock/transfer/transfer_thread.h"
 #include "log.h"
 
 namespace crossdock {
@@ -78,25 +76,20 @@ Result<std::unique_ptr<Engine>> Engine::start(const EngineConfig& config, Engine
     return Status(failed.code(), "kv_memory_bytes is " + std::to_string(config.kv_memory_bytes) +
                                      ", with staging " + failed.message());
   }
-  return assemble(config, link, std::move(executor).value(), std::move(transport).value());
-}
-
-Result<std::unique_ptr<Engine>> Engine::assemble(const EngineConfig& config, EngineLink& link,
-                                                 std::unique_ptr<Executor> executor,
-                                                 std::unique_ptr<Transport> transport) {
-  auto transfer = std::make_unique<TransferThread>(std::move(transport));
-  std::unique_ptr<Engine> engine(
-      new Engine(config, link, std::move(executor), std::move(transfer)));
-  if (!engine->epoll_.valid()) return Status(StatusCode::kInternal, "epoll_create1 failed");
-  return engine;
+  auto clock = create_system_clock();
+  if (!clock.ok()) return clock.status();
+  return std::make_unique<Engine>(config, link, std::move(executor).value(),
+                                  std::make_unique<TransferThread>(std::move(transport).value()),
+                                  std::move(clock).value());
 }
 
 Engine::Engine(const EngineConfig& config, EngineLink& link, std::unique_ptr<Executor> executor,
-               std::unique_ptr<TransferThread> transfer)
+               std::unique_ptr<Transfers> transfers, std::unique_ptr<Clock> clock)
     : config_(config),
       link_(link),
       executor_(std::move(executor)),
-      transfer_(std::move(transfer)),
+      transfer_(std::move(transfers)),
+      clock_(std::move(clock)),
       scheduler_({.num_blocks = static_cast<uint32_t>(
                       (transfer_->segment().size() - Staging::bytes(executor_->layout())) /
                       executor_->layout().stride_bytes()),
@@ -110,14 +103,10 @@ Engine::Engine(const EngineConfig& config, EngineLink& link, std::unique_ptr<Exe
               .quarantine_grace_ticks = quarantine_grace_ticks(config)}),
       senders_(executor_->layout(), scheduler_, *transfer_, config.verify_handoff),
       store_(executor_->layout(), scheduler_, *transfer_,
-             [this](const link::Event& event) { emit(event); }),
-      epoll_(epoll_create1(EPOLL_CLOEXEC)) {
+             [this](const link::Event& event) { emit(event); }) {
   const uint32_t num_blocks = scheduler_.pool().num_blocks();
   executor_->bind_slab(transfer_->segment().data(), num_blocks);
-  for (const int fd : {link_.wake_fd(), transfer_->event_fd()}) {
-    epoll_event event{.events = EPOLLIN, .data = {.fd = fd}};
-    epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event);
-  }
+  for (const int fd : {link_.wake_fd(), transfer_->event_fd()}) clock_->watch(fd);
   const EndpointDescriptor& descriptor = transfer_->descriptor();
   const auto encoded = encode(descriptor);
   const ModelConfig& model = executor_->model();
@@ -131,12 +120,6 @@ Engine::Engine(const EngineConfig& config, EngineLink& link, std::unique_ptr<Exe
                    .context_tokens_max = model.context_tokens_max,
                    .vocab_size = model.vocab_size,
                    .eos_token_ids = model.eos_token_ids});
-}
-
-uint64_t Engine::now_ns() const {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<uint64_t>(now.tv_nsec);
 }
 
 void Engine::emit(const link::Event& event) {
@@ -209,8 +192,7 @@ void Engine::sleep() {
     timeout_ms = static_cast<int>(std::min<uint64_t>((ticks + 999) / 1000, 60'000));
   }
   if (!link_.prepare_sleep()) return link_.finish_sleep();
-  epoll_event events[2];
-  epoll_wait(epoll_.get(), events, 2, timeout_ms);
+  clock_->wait(timeout_ms);
   link_.finish_sleep();
 }
 

@@ -14,8 +14,7 @@ constexpr uint32_t kStagedBlocks = Staging::kSlots / 2;
 
 }  // namespace
 
-Senders::Senders(const KvLayout& layout, Scheduler& scheduler, TransferThread& transfer,
-                 bool checksum)
+Senders::Senders(const KvLayout& layout, Scheduler& scheduler, Transfers& transfer, bool checksum)
     : layout_(layout),
       scheduler_(scheduler),
       transfer_(transfer),

@@ -22,7 +22,7 @@ double smooth(double old, double sample) { return old == 0 ? sample : 0.8 * old 
 
 }  // namespace
 
-StoreTraffic::StoreTraffic(const KvLayout& layout, Scheduler& scheduler, TransferThread& transfer,
+StoreTraffic::StoreTraffic(const KvLayout& layout, Scheduler& scheduler, Transfers& transfer,
                            Emit emit)
     : layout_(layout),
       scheduler_(scheduler),

@@ -16,6 +16,7 @@
 #include "../model/tiny_decoder.h"
 #include "crossdock/engine/engine.h"
 #include "crossdock/transfer/loopback.h"
+#include "crossdock/transfer/transfer_thread.h"
 
 namespace crossdock::testing {
 
@@ -55,9 +56,10 @@ class EngineHost {
                         .kv_memory_bytes = bytes,
                         .token_budget = 64,
                         .verify_handoff = true};
-    auto engine =
-        Engine::assemble(config, *link_, std::move(executor).value(), std::move(transport).value());
-    engine_ = std::move(engine).value();
+    auto clock = create_system_clock();
+    engine_ = std::make_unique<Engine>(
+        config, *link_, std::move(executor).value(),
+        std::make_unique<TransferThread>(std::move(transport).value()), std::move(clock).value());
     thread_ = std::thread([this] { status_ = engine_->run(); });
     wait([this] { return ready_.num_blocks != 0; });
   }

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "crossdock/sys/shared_memory.h"
+#include "crossdock/transfer/transfer_thread.h"
 
 namespace crossdock {
 namespace {

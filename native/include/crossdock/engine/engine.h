@@ -5,7 +5,8 @@
 // handoff events, plans a step, runs it, and reports its tokens. It looks at its inputs between
 // layers too, so that a grant or a cancel does not wait for a long chunk to end. What a step in
 // flight touches is not freed under it: a sequence that ends then is released after the step.
-// Without work the loop sleeps in epoll.
+// Without work the loop sleeps. Time and the transfers are arguments, so that the same loop runs
+// in a simulation.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +25,8 @@
 #include "crossdock/handoff/handoff_table.h"
 #include "crossdock/model/executor.h"
 #include "crossdock/sched/scheduler.h"
-#include "crossdock/sys/unique_fd.h"
-#include "crossdock/transfer/transfer_thread.h"
+#include "crossdock/sys/clock.h"
+#include "crossdock/transfer/transfers.h"
 
 namespace crossdock {
 
@@ -35,17 +36,16 @@ class Engine {
   // front. The error says what is missing and what to do.
   static Result<std::unique_ptr<Engine>> start(const EngineConfig& config, EngineLink& link);
 
-  // The same from parts that the caller made.
-  static Result<std::unique_ptr<Engine>> assemble(const EngineConfig& config, EngineLink& link,
-                                                  std::unique_ptr<Executor> executor,
-                                                  std::unique_ptr<Transport> transport);
+  // The same from parts that the caller made. The segment of `transfers` holds the slab and, behind
+  // it, the staging blocks.
+  Engine(const EngineConfig& config, EngineLink& link, std::unique_ptr<Executor> executor,
+         std::unique_ptr<Transfers> transfers, std::unique_ptr<Clock> clock);
 
   // Until Shutdown (OK) or a broken link.
   Status run();
 
  private:
-  Engine(const EngineConfig& config, EngineLink& link, std::unique_ptr<Executor> executor,
-         std::unique_ptr<TransferThread> transfer);
+  friend class EngineInspector;  // what a simulation's checkers look at
 
   // ---- loop.cpp: inputs, steps, sleep
   Status pump();
@@ -61,7 +61,7 @@ class Engine {
   void accept_token(Request& request, int32_t token, uint32_t position, const LogitDigest& digest);
   void emit(const link::Event& event);
   void flush_tokens();
-  uint64_t now_ns() const;
+  uint64_t now_ns() const { return clock_->now_ns(); }
   uint64_t tick() const { return now_ns() / 1000; }  // microseconds
 
   // ---- commands.cpp: what the front asks
@@ -107,13 +107,13 @@ class Engine {
   const EngineConfig config_;
   EngineLink& link_;
   std::unique_ptr<Executor> executor_;
-  std::unique_ptr<TransferThread> transfer_;
+  std::unique_ptr<Transfers> transfer_;
+  std::unique_ptr<Clock> clock_;
   Scheduler scheduler_;
   HandoffTable table_;
   Peers peers_;
   Senders senders_;
   StoreTraffic store_;
-  UniqueFd epoll_;
 
   RequestMap requests_;
   // A handoff that arrives here; kept until nothing of it is reserved or quarantined.

@@ -20,7 +20,7 @@
 #include "crossdock/engine/staging.h"
 #include "crossdock/handoff/handoff_table.h"
 #include "crossdock/sched/scheduler.h"
-#include "crossdock/transfer/transfer_thread.h"
+#include "crossdock/transfer/transfers.h"
 
 namespace crossdock {
 
@@ -55,7 +55,7 @@ struct Sending {
 class Senders {
  public:
   // With `checksum`, a commit carries one over the blocks sent.
-  Senders(const KvLayout& layout, Scheduler& scheduler, TransferThread& transfer, bool checksum);
+  Senders(const KvLayout& layout, Scheduler& scheduler, Transfers& transfer, bool checksum);
 
   // `target`: of the peer's pool; it converts from ours.
   void prepare(const HandoffId& id, SequenceId sequence_id, PairId pair, const KvLayout& target);
@@ -91,7 +91,7 @@ class Senders {
 
   const KvLayout& layout_;
   Scheduler& scheduler_;
-  TransferThread& transfer_;
+  Transfers& transfer_;
   bool checksum_;
   OperationId next_operation_ = 1;
   std::map<HandoffId, Sending> sendings_;

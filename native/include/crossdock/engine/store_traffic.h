@@ -20,7 +20,7 @@
 #include "crossdock/blocks/kv_layout.h"
 #include "crossdock/engine/messages.h"
 #include "crossdock/sched/scheduler.h"
-#include "crossdock/transfer/transfer_thread.h"
+#include "crossdock/transfer/transfers.h"
 
 namespace crossdock {
 
@@ -28,7 +28,7 @@ class StoreTraffic {
  public:
   using Emit = std::function<void(const link::Event&)>;
 
-  StoreTraffic(const KvLayout& layout, Scheduler& scheduler, TransferThread& transfer, Emit emit);
+  StoreTraffic(const KvLayout& layout, Scheduler& scheduler, Transfers& transfer, Emit emit);
 
   // Asks the store for the chain of a sequence that was submitted with awaits_load.
   void look_up(SequenceId id, std::span<const BlockHash> chain, uint64_t tick);
@@ -88,7 +88,7 @@ class StoreTraffic {
 
   const KvLayout& layout_;
   Scheduler& scheduler_;
-  TransferThread& transfer_;
+  Transfers& transfer_;
   Emit emit_;
   std::map<SequenceId, Load> loads_;
   std::map<uint64_t, Offer> offers_;

@@ -8,28 +8,23 @@
 #include <memory>
 #include <vector>
 
-#include "crossdock/transfer/transfer.h"
+#include "crossdock/transfer/transfers.h"
 
 namespace crossdock {
 
-class TransferThread {
+class TransferThread final : public Transfers {
  public:
   // Takes the transport over and starts the thread.
   explicit TransferThread(std::unique_ptr<Transport> transport);
-  ~TransferThread();  // stops and joins
+  ~TransferThread() override;  // stops and joins
   TransferThread(const TransferThread&) = delete;
   TransferThread& operator=(const TransferThread&) = delete;
 
-  std::span<std::byte> segment();
-  const EndpointDescriptor& descriptor() const;
-
-  // Never blocks. An operation that the transport cannot take ends in an event, like any other
-  // failure (OperationDone with the status, PeerBroken for Connect).
-  void submit(Operation operation);
-  // Appends the events that have happened, oldest first. Returns whether there were any.
-  bool drain(std::vector<TransferEvent>& events);
-  // Readable while drain() has something to return.
-  int event_fd() const;
+  std::span<std::byte> segment() override;
+  const EndpointDescriptor& descriptor() const override;
+  void submit(Operation operation) override;
+  bool drain(std::vector<TransferEvent>& events) override;
+  int event_fd() const override;
 
  private:
   struct Impl;
