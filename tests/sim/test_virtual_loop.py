@@ -1,0 +1,84 @@
+"""Time passes by itself, and processes stop and die as the operating system's do."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from tests.sim.bare_world import BareWorld
+from tests.sim.virtual_loop import DeadlockError
+
+
+def test_sleeping_takes_no_time() -> None:
+    world = BareWorld()
+
+    async def main() -> float:
+        await asyncio.sleep(3_600)
+        return asyncio.get_running_loop().time()
+
+    started_s = time.monotonic()
+    assert world.run(main) == pytest.approx(3_600)
+    assert time.monotonic() - started_s < 60
+
+
+def test_a_dead_process_does_nothing_more() -> None:
+    world = BareWorld()
+    said: list[str] = []
+
+    async def work() -> None:
+        try:
+            said.append("begins")
+            await asyncio.sleep(2)
+            said.append("goes on")
+        finally:
+            said.append("cleans up")
+
+    async def main() -> list[str]:
+        process = world.process("victim")
+        process.spawn(work())
+        await asyncio.sleep(1)
+        process.kill()
+        await asyncio.sleep(10)
+        return list(said)
+
+    assert world.run(main) == ["begins"]
+
+
+def test_a_stopped_process_goes_on_where_it_was() -> None:
+    world = BareWorld()
+
+    async def work() -> list[float]:
+        moments = []
+        for _ in range(3):
+            await asyncio.sleep(1)
+            moments.append(asyncio.get_running_loop().time())
+        return moments
+
+    async def main() -> list[float]:
+        process = world.process("stopped")
+        task = process.spawn(work())
+        await asyncio.sleep(1.5)
+        process.stop()
+        await asyncio.sleep(8.5)
+        process.resume()
+        return await task
+
+    assert world.run(main) == pytest.approx([1, 10, 11])
+
+
+def test_what_waits_for_ever_is_told() -> None:
+    world = BareWorld()
+    with pytest.raises(DeadlockError):
+        world.run(asyncio.Event().wait)
+
+
+def test_threads_are_refused_by_name() -> None:
+    world = BareWorld()
+
+    async def main() -> None:
+        await asyncio.to_thread(time.sleep, 0)
+
+    with pytest.raises(RuntimeError, match="has no threads"):
+        world.run(main)
