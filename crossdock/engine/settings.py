@@ -30,7 +30,7 @@ class EngineSettings(ServiceSettings):
     ] = "f32"
     mla_prefill: Annotated[
         Literal["absorbed", "expanded"],
-        Field(description="How prompts attend in DeepSeek's latent attention; the same everywhere."),
+        Field(description="How prompts attend in latent attention; alike in all instances."),
     ] = "absorbed"
     threads: Annotated[int, Field(ge=0, le=1_024, description="0: one for every usable core.")] = 0
     pin_threads: Annotated[
