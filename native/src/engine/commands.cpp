@@ -84,15 +84,16 @@ void Engine::on(link::Prefill& command) {
                         .root = request->root,
                         .first_generated = request->first_generated};
   std::vector<BlockHash> chain;
-  if (config_.store && peers_.store() != nullptr) {
-    // The last token's logits are needed, so its block is never taken from a cache.
-    extend_chain(request->root,
-                 std::span<const int32_t>(submission.prompt).first(submission.prompt.size() - 1),
-                 request->first_generated, chain);
-    submission.awaits_load = scheduler_.tree().match_length(chain) < chain.size();
-  }
-  const bool awaits_load = submission.awaits_load;
-  senders_.prepare(handoff, id, command.peer_id, peer->format.layout);
+  // The last token's logits are needed, so its block is never taken from a cache.
+  extend_chain(request->root,
+               std::span<const int32_t>(submission.prompt).first(submission.prompt.size() - 1),
+               request->first_generated, chain);
+  const bool has_store = config_.store && peers_.store() != nullptr;
+  const bool awaits_load = has_store && scheduler_.tree().match_length(chain) < chain.size();
+  const Senders::Target target{command.peer_id, peer->format.layout, peer->format == format()};
+  submission.awaits_load = awaits_load;
+  submission.awaits_grant = senders_.may_read(target, chain);
+  senders_.prepare(handoff, id, target);
   tell(handoff_event::Prepare{handoff, command.attempt, command.peer_id,
                               request->num_prompt_tokens});
   // Refused, since the id was used before: its end is reported, and `request` is gone.
@@ -213,6 +214,9 @@ void Engine::on(link::QueryStatus&) {
                      {"store_blocks_written", store_.num_blocks_written()},
                      {"store_blocks_bad", store_.num_blocks_bad()},
                      {"store_reads_declined", store_.num_reads_declined()}};
+  for (const auto& [name, field] : pair_traffic_fields()) {
+    report.counters.push_back({std::string("pairs_") + name, senders_.ledger().total().*field});
+  }
   for (const auto& [name, counter] : kHandoffCounters) {
     report.counters.push_back({std::string("handoff_") + name, table_.counters().*counter});
   }

@@ -13,7 +13,7 @@ void Engine::on(OperationDone& event) {
     if (!event.status.ok()) break_pair(*store, event.status);
     return;
   }
-  const auto handoff = senders_.on_done(event);
+  const auto handoff = senders_.on_done(event, tick());
   if (handoff.has_value()) settle(*handoff);
 }
 
@@ -46,6 +46,7 @@ void Engine::on(PeerClosed& event) {
   Peer* peer = peers_.find(event.peer);
   if (peer == nullptr) return;
   if (!peer->store) tell(handoff_event::PairClosed{event.peer, event.writes_stopped});
+  senders_.ledger().forget(event.peer);
   if (peer->state != PeerState::kClosed) {
     peer->state = PeerState::kClosed;
     emit(link::PeerDown{.peer_id = event.peer, .closed = true});
@@ -175,7 +176,7 @@ void Engine::act(handoff_action::Lost& action) {
 }
 
 void Engine::act(handoff_action::StartWrites& action) {
-  senders_.grant(action);
+  senders_.grant(action, tick());
   settle(action.id);
 }
 
@@ -193,6 +194,9 @@ void Engine::act(handoff_action::Finished& action) {
   if (it != requests_.end()) {
     const Request& request = it->second;
     if (action.status.ok()) {
+      const uint64_t exposed_ns = now_ns() - request.computed_ns;
+      senders_.ledger().count(sending->pair, &PairTraffic::num_handoffs);
+      senders_.ledger().count(sending->pair, &PairTraffic::exposed_ns, exposed_ns);
       emit(link::HandoffDone{.sequence_id = id,
                              .first_token = sending->choice.first_token,
                              .position = request.num_prompt_tokens,
@@ -201,7 +205,7 @@ void Engine::act(handoff_action::Finished& action) {
                              .num_cached_tokens = scheduler_.num_cached_tokens(id),
                              .queue_ns = request.started_ns - request.accepted_ns,
                              .prefill_ns = request.computed_ns - request.started_ns,
-                             .handoff_ns = now_ns() - request.computed_ns,
+                             .handoff_ns = exposed_ns,
                              .handoff_bytes = sending->num_bytes,
                              .num_transfers = sending->num_transfers,
                              .transfer_ns = sending->transfer_ns});

@@ -21,6 +21,9 @@ constexpr uint64_t kGraceSteps = 8;
 constexpr uint64_t kGraceTicksMin = 2'000'000;
 constexpr uint64_t kGraceTicksMax = 10'000'000;
 
+// D answers an open within its own wait, and anything else within a grace.
+constexpr uint64_t kAnswerWaitTicks = kOpenWaitTicks + kGraceTicksMax;
+
 uint64_t step_ticks_max(const EngineConfig& config) { return config.step_ms_max * uint64_t{1000}; }
 
 // Peers are taken to be configured alike. A grace that is too short costs a pair, never a byte.
@@ -100,7 +103,8 @@ Engine::Engine(const EngineConfig& config, EngineLink& link, std::unique_ptr<Exe
                   .context_tokens_max = executor_->model().context_tokens_max}),
       table_({.verify = config.verify_handoff,
               .open_wait_ticks = kOpenWaitTicks,
-              .quarantine_grace_ticks = quarantine_grace_ticks(config)}),
+              .quarantine_grace_ticks = quarantine_grace_ticks(config),
+              .answer_wait_ticks = kAnswerWaitTicks}),
       senders_(executor_->layout(), scheduler_, *transfer_, config.verify_handoff),
       store_(executor_->layout(), scheduler_, *transfer_,
              [this](const link::Event& event) { emit(event); }) {
@@ -172,6 +176,7 @@ Status Engine::pump() {
   }
   const uint64_t now = tick();
   if (table_.next_tick() <= now) tell(handoff_event::Tick{});
+  if (senders_.next_tick() <= now) senders_.expire(now);
   if (store_.next_tick() <= now) {
     for (const PeerId store : store_.expire(now)) {
       break_pair(store, Status(StatusCode::kDeadlineExceeded, "the kvstore does not answer"));
@@ -183,7 +188,7 @@ Status Engine::pump() {
 
 void Engine::sleep() {
   const uint64_t now = tick();
-  uint64_t wake = std::min(table_.next_tick(), store_.next_tick());
+  uint64_t wake = std::min({table_.next_tick(), store_.next_tick(), senders_.next_tick()});
   if (!scheduler_.idle()) wake = std::min(wake, now + kStalledTicks);
   if (!link_.flush()) wake = std::min(wake, now + 1000);
   int timeout_ms = -1;
@@ -205,7 +210,10 @@ void Engine::start_sources(const StepPlan& plan) {
     store_.started(id);
     Request& request = it->second;
     if (request.started_ns == 0) request.started_ns = now_ns();
-    if (request.kind == RequestKind::kSender) tell(handoff_event::Begin{request.handoff});
+    if (request.kind != RequestKind::kSender) continue;
+    const HandoffId handoff = request.handoff;
+    tell(handoff_event::Begin{handoff});
+    if (senders_.find(handoff) != nullptr) senders_.opened(handoff, tick());
   }
   for (const SequenceId id : plan.revoke) {
     fail(id, Status(StatusCode::kResourceExhausted,
@@ -217,7 +225,7 @@ void Engine::prepare_batch(const StepPlan& plan) {
   batch_.clear();
   results_.clear();
   choices_.clear();
-  last_chunks_.clear();
+  sent_chunks_.clear();
   for (const PlanEntry& entry : plan.entries) {
     const auto tokens = scheduler_.tokens(entry.id);
     const auto table = scheduler_.block_table(entry.id);
@@ -227,13 +235,13 @@ void Engine::prepare_batch(const StepPlan& plan) {
                       .wants_logits = entry.wants_logits,
                       .first_generated = entry.first_generated});
     auto it = requests_.find(entry.id);
-    if (!entry.wants_logits || it == requests_.end()) continue;
-    if (it->second.kind != RequestKind::kSender) continue;
-    last_chunks_.push_back(entry.id);
-    const uint32_t used = (entry.first_position + entry.num_tokens) % kBlockTokens;
-    if (used != 0) {
-      executor_->zero_tail(table[(entry.first_position + entry.num_tokens) / kBlockTokens], used);
-    }
+    if (it == requests_.end() || it->second.kind != RequestKind::kSender) continue;
+    const uint32_t end = entry.first_position + entry.num_tokens;
+    const uint32_t num_whole = end / kBlockTokens;
+    const uint32_t used = end % kBlockTokens;
+    const bool sends_part = entry.wants_logits && used != 0;
+    if (sends_part) executor_->zero_tail(table[num_whole], used);
+    sent_chunks_.push_back({it->second.handoff, num_whole + sends_part});
   }
 }
 
@@ -260,10 +268,9 @@ void Engine::on_layer(uint32_t layer) {
   link_.count_progress();
   Status status = pump();
   if (!status.ok() && failure_.ok()) failure_ = std::move(status);
-  for (const SequenceId id : last_chunks_) {
-    auto it = requests_.find(id);
-    if (it != requests_.end() && senders_.find(it->second.handoff) != nullptr) {
-      senders_.post_layers(it->second.handoff, layer + 1);
+  for (const SentChunk& chunk : sent_chunks_) {
+    if (senders_.find(chunk.handoff) != nullptr) {
+      senders_.post_layers(chunk.handoff, chunk.end_block, layer + 1);
     }
   }
 }
@@ -295,7 +302,7 @@ void Engine::finish_step(const StepPlan& plan, uint64_t duration_ticks) {
   for (const PlanEntry& entry : entries) {
     auto it = requests_.find(entry.id);
     if (it == requests_.end() || entry.wants_logits) continue;
-    if (it->second.kind == RequestKind::kSender) senders_.post_complete(it->second.handoff);
+    if (it->second.kind == RequestKind::kSender) senders_.post_complete(it->second.handoff, tick());
   }
   for (size_t i = 0; i < results_.size(); ++i) {
     const PlanEntry& entry = entries[results_[i].entry_index];

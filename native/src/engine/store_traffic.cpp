@@ -18,8 +18,6 @@ constexpr size_t kOffersMax = 8;
 constexpr size_t kOfferBlocksMax = 64;
 constexpr size_t kOfferedMax = 65536;
 
-double smooth(double old, double sample) { return old == 0 ? sample : 0.8 * old + 0.2 * sample; }
-
 }  // namespace
 
 StoreTraffic::StoreTraffic(const KvLayout& layout, Scheduler& scheduler, Transfers& transfer,
@@ -41,12 +39,9 @@ void StoreTraffic::look_up(SequenceId id, std::span<const BlockHash> chain, uint
 }
 
 bool StoreTraffic::worth_reading(uint32_t num_blocks) const {
-  const double compute_ticks = scheduler_.predicted_prompt_ticks(num_blocks * kBlockTokens);
-  // Without a figure for either side the read is tried: that is how the figure is got.
-  if (compute_ticks == 0) return num_blocks > 0;
-  const double read_ns =
-      read_ns_per_byte_ * static_cast<double>(num_blocks * layout_.stride_bytes());
-  return num_blocks > 0 && read_ns <= 1000 * compute_ticks;
+  const double compute_ticks = scheduler_.predicted_prompt_ticks(0, num_blocks * kBlockTokens);
+  const double read_ns = speed_.predicted_ns(num_blocks * layout_.stride_bytes());
+  return num_blocks > 0 && reading_pays(read_ns, compute_ticks);
 }
 
 void StoreTraffic::found(const link::StoreFound& answer) {
@@ -81,6 +76,7 @@ void StoreTraffic::load(const LoadOrder& order, uint64_t tick) {
   load.deadline_tick = tick + kTransferTicks;
   const auto table = scheduler_.block_table(order.id);
   ReadSpans read{.operation = next_operation_++, .peer = load.peer};
+  read.stream = read.operation;
   for (uint32_t b = order.first_block; b < order.first_block + order.num_blocks; ++b) {
     read.spans.push_back(
         {table[b] * layout_.stride_bytes(), load.blocks[b].offset_bytes, layout_.stride_bytes()});
@@ -174,6 +170,7 @@ void StoreTraffic::places(const link::StorePlaces& answer, uint64_t tick) {
   offer.lease_id = answer.lease_id;
   offer.peer = answer.peer_id;
   WriteSpans write{.operation = next_operation_++, .peer = answer.peer_id};
+  write.stream = write.operation;
   for (const auto& place : answer.blocks) {
     const BlockHash hash{place.hash_low, place.hash_high};
     const auto found = std::find(offer.hashes.begin(), offer.hashes.end(), hash);
@@ -187,7 +184,7 @@ void StoreTraffic::places(const link::StorePlaces& answer, uint64_t tick) {
   offer.writing = true;
   offer.deadline_tick = tick + kTransferTicks;
   offer.num_outstanding = 2;
-  const Fence fence{.operation = next_operation_++, .peer = answer.peer_id};
+  const Fence fence{.operation = next_operation_++, .peer = answer.peer_id, .stream = write.stream};
   writes_.emplace(write.operation, answer.offer_id);
   writes_.emplace(fence.operation, answer.offer_id);
   transfer_.submit(std::move(write));
@@ -208,19 +205,17 @@ void StoreTraffic::finish_offer(uint64_t offer_id) {
 }
 
 std::optional<PeerId> StoreTraffic::on_done(const OperationDone& done, uint64_t tick) {
-  if (auto read = reads_.find(done.operation); read != reads_.end()) {
+  auto write = writes_.find(done.operation);
+  auto read = reads_.find(done.operation);
+  if (read == reads_.end() && write == writes_.end()) return std::nullopt;
+  if (done.status.ok()) speed_.observe(done.bytes, done.duration_ns);
+  if (read != reads_.end()) {
     const SequenceId id = read->second;
     reads_.erase(read);
-    if (done.status.ok() && done.bytes > 0) {
-      read_ns_per_byte_ = smooth(read_ns_per_byte_, static_cast<double>(done.duration_ns) /
-                                                        static_cast<double>(done.bytes));
-    }
     const PeerId peer = loads_.at(id).peer;
     finish_load(id, loads_.at(id), done.status, tick);
     return peer;
   }
-  auto write = writes_.find(done.operation);
-  if (write == writes_.end()) return std::nullopt;
   const uint64_t offer_id = write->second;
   writes_.erase(write);
   Offer& offer = offers_.at(offer_id);

@@ -92,7 +92,7 @@ uint32_t Scheduler::Impl::open_slot(SequenceId id, SequenceRole role,
   s.role = role;
   s.state = SequenceState::kWaiting;
   s.living = true;
-  s.ended = s.awaits_load = s.revoking = s.was_admitted = s.was_preempted = false;
+  s.ended = s.awaits_load = s.awaits_grant = s.revoking = s.was_admitted = s.was_preempted = false;
   s.root = root;
   s.first_generated = first_generated;
   // Room for the whole life, so that no step allocates.
@@ -175,6 +175,7 @@ Scheduler::~Scheduler() = default;
 
 Status Scheduler::submit(Submission submission) {
   assert(submission.role != SequenceRole::kTarget);
+  assert(submission.role == SequenceRole::kSource || !submission.awaits_grant);
   const uint32_t max_new_tokens =
       submission.role == SequenceRole::kSource ? 1 : submission.max_new_tokens;
   Status status = impl_->check_fits(submission.id, submission.prompt, max_new_tokens);
@@ -182,6 +183,7 @@ Status Scheduler::submit(Submission submission) {
   const uint32_t slot =
       impl_->open_slot(submission.id, submission.role, submission.prompt, max_new_tokens,
                        submission.root, submission.first_generated);
+  impl_->slots[slot].awaits_grant = submission.awaits_grant;
   if (submission.awaits_load) {
     impl_->slots[slot].awaits_load = true;
     ++impl_->num_awaiting;
@@ -204,16 +206,36 @@ void Scheduler::load_ready(SequenceId id, uint32_t num_blocks) {
   impl_->changed = true;
 }
 
+std::optional<LoadOrder> Scheduler::load_more(SequenceId id, uint32_t num_blocks) {
+  const uint32_t slot = impl_->slot_of(id);
+  Sequence& s = impl_->slots[slot];
+  assert(s.role == SequenceRole::kSource && num_blocks <= s.num_matchable());
+  const bool free = s.state == SequenceState::kRunning && !s.in_plan;
+  const uint32_t first = s.num_computed / kBlockTokens;
+  if ((!free && !s.is_held()) || num_blocks <= first) return std::nullopt;
+  if (free) {
+    impl_->stop_running(slot);
+    s.state = SequenceState::kLoading;
+    ++impl_->num_loading;
+  }
+  s.num_loadable = num_blocks;
+  impl_->changed = true;
+  return LoadOrder{id, first, num_blocks - first};
+}
+
 void Scheduler::loaded(SequenceId id, uint32_t num_blocks, uint64_t tick) {
   if (!contains(id)) return;  // cancelled after its reads were ordered
   const uint32_t slot = impl_->slot_of(id);
   Sequence& s = impl_->slots[slot];
   assert(s.state == SequenceState::kLoading);
-  assert(s.num_matched + num_blocks <= s.num_loadable);
+  const uint32_t first = s.num_computed / kBlockTokens;
+  assert(num_blocks == 0 || first + num_blocks <= s.num_loadable);
   --impl_->num_loading;
+  // A block that was computed in part is read whole, or computed anew.
+  const uint32_t before = s.num_computed;
+  if (s.num_loadable > first) s.num_computed = (first + num_blocks) * kBlockTokens;
+  s.num_cached_tokens += s.num_computed - std::min(before, s.num_computed);
   s.num_loadable = 0;
-  s.num_computed = (s.num_matched + num_blocks) * kBlockTokens;
-  s.num_cached_tokens = s.num_computed;
   impl_->publish(s, tick);
   impl_->start_running(slot);
   impl_->changed = true;
@@ -364,6 +386,7 @@ void Scheduler::step_done(std::span<const TokenResult> results, uint64_t tick,
   m.changed = true;
 }
 
+bool Scheduler::awaits_grant(SequenceId id) const { return impl_->at(id).is_held(); }
 bool Scheduler::contains(SequenceId id) const { return impl_->slot_by_id.contains(id); }
 SequenceState Scheduler::state(SequenceId id) const { return impl_->at(id).state; }
 std::span<const int32_t> Scheduler::tokens(SequenceId id) const { return impl_->at(id).tokens; }
@@ -374,9 +397,9 @@ uint32_t Scheduler::num_cached_tokens(SequenceId id) const {
 }
 std::span<const BlockHash> Scheduler::chain(SequenceId id) const { return impl_->at(id).chain; }
 
-double Scheduler::predicted_prompt_ticks(uint32_t num_tokens) const {
+double Scheduler::predicted_prompt_ticks(uint32_t first_position, uint32_t num_tokens) const {
   const StepTimeFit& fit = impl_->fit;
-  return fit.predict(StepLoad{}.with_chunk(0, num_tokens)) - fit.predict({});
+  return fit.predict(StepLoad{}.with_chunk(first_position, num_tokens)) - fit.predict({});
 }
 
 uint32_t Scheduler::num_running() const { return static_cast<uint32_t>(impl_->running.size()); }

@@ -231,6 +231,10 @@ bool Scheduler::Impl::admit(uint32_t slot, uint64_t tick) {
   plan.started.push_back(s.id);
   if (s.num_loadable > s.num_matched) {
     plan.loads.push_back({s.id, s.num_matched, s.num_loadable - s.num_matched});
+  } else {
+    s.num_loadable = 0;
+  }
+  if (s.num_loadable > 0 || s.awaits_grant) {
     s.state = SequenceState::kLoading;
     ++num_loading;
   } else {

@@ -29,11 +29,12 @@ struct alignas(64) Sequence {
   bool in_plan = false;  // the executor may be touching its blocks until step_done
   bool ended = false;    // no more tokens are wanted; the caller is about to finish it
   bool awaits_load = false;
+  bool awaits_grant = false;
   bool revoking = false;  // a reserved target that a plan has asked to be revoked
   bool was_admitted = false;
   bool was_preempted = false;
   uint32_t num_matched = 0;   // leading blocks that were found in the tree
-  uint32_t num_loadable = 0;  // leading blocks that the outer tier can deliver
+  uint32_t num_loadable = 0;  // leading blocks that the outer tier or the peer can deliver
   uint32_t num_cached_tokens = 0;
   uint32_t previous = kNoSlot;  // links of the waiting queue
   uint32_t next = kNoSlot;
@@ -56,6 +57,8 @@ struct alignas(64) Sequence {
   bool is_decode() const {
     return is_runnable() && num_computed + 1 == num_tokens() && num_tokens() > num_prompt;
   }
+  // Admitted, with nothing to load yet.
+  bool is_held() const { return state == SequenceState::kLoading && num_loadable == 0; }
   bool can_grow() const { return role != SequenceRole::kSource; }
 };
 

@@ -98,6 +98,14 @@ class EngineHost {
     return report_;
   }
 
+  uint64_t counter(const std::string& name) {
+    for (const auto& counter : report().counters) {
+      if (counter.name == name) return counter.value;
+    }
+    ADD_FAILURE() << "no counter is named " << name;
+    return 0;
+  }
+
   // Until no block is owned or quarantined and no handoff lives.
   void wait_until_clean() {
     wait([this] {

@@ -63,6 +63,58 @@ TEST_F(EngineTest, AHandoffGivesTheBitsOfOneEngine) {
   decode_->wait_until_clean();
 }
 
+// The first turn is decoded on the decode engine, which alone holds its continuation.
+TEST_F(EngineTest, ASecondTurnReadsWhatItsDecodePeerHolds) {
+  connect(1, 82);
+  EngineHost cold(hub_, directory_.path(), 303, 64);
+  uint64_t num_read = 0;
+  for (uint64_t turn = 0; turn < 4; ++turn) {
+    const uint64_t first = 5000 + 10 * turn;
+    std::vector<int32_t> tokens = prompt(100, turn);
+    testing::start_handoff(*prefill_, *decode_, first, tokens, 70);
+    decode_->wait([&] { return decode_->outcome(first).over(); });
+    const auto& generated = decode_->outcome(first).tokens;
+    ASSERT_EQ(generated.size(), 70u);
+    tokens.insert(tokens.end(), generated.begin(), generated.end());
+    const auto more = prompt(40, 100 + turn);
+    tokens.insert(tokens.end(), more.begin(), more.end());
+    start_handoff(first + 1, tokens, 1);
+    decode_->wait([&] { return decode_->outcome(first + 1).over(); });
+    prefill_->wait([&] { return prefill_->outcome(first + 1).over(); });
+    EXPECT_TRUE(prefill_->outcome(first + 1).handed_off);
+    const Outcome alone_cold = alone(cold, first + 2, tokens);
+    EXPECT_EQ(alone_cold.num_cached_tokens, 0u);
+    EXPECT_EQ(decode_->outcome(first + 1).tokens, alone_cold.tokens);
+    EXPECT_EQ(decode_->outcome(first + 1).digests, alone_cold.digests);
+    EXPECT_EQ(decode_->outcome(first + 1).num_cached_tokens, 160u);
+    num_read = prefill_->counter("pairs_blocks_read");
+  }
+  // A machine that stops the copying thread may make one read look slow, and the next not worth it.
+  EXPECT_GE(num_read, 2u);
+  EXPECT_EQ(num_read % 2, 0u) << "each second turn lacks two blocks";
+  EXPECT_EQ(prefill_->counter("pairs_reads_failed"), 0u);
+  prefill_->wait_until_clean();
+  decode_->wait_until_clean();
+}
+
+TEST_F(EngineTest, CancelsWhileHistoryIsReadLeaveNothing) {
+  connect(1, 83);
+  for (uint64_t i = 0; i < 12; ++i) {
+    const uint64_t first = 6000 + 10 * i;
+    std::vector<int32_t> tokens = prompt(64, i);
+    testing::start_handoff(*prefill_, *decode_, first, tokens, 40);
+    decode_->wait([&] { return decode_->outcome(first).over(); });
+    const auto& generated = decode_->outcome(first).tokens;
+    tokens.insert(tokens.end(), generated.begin(), generated.end());
+    start_handoff(first + 1, tokens, 1);
+    std::this_thread::sleep_for(std::chrono::microseconds(50 * i));
+    decode_->send(link::Cancel{first + 1});
+    if (i % 2 == 0) prefill_->send(link::Cancel{first + 1});
+  }
+  prefill_->wait_until_clean();
+  decode_->wait_until_clean();
+}
+
 TEST_F(EngineTest, PreemptionChangesNoBit) {
   // Twelve sequences that grow to six blocks each do not fit 64 blocks at once.
   constexpr uint32_t kTokens = 130;

@@ -49,6 +49,75 @@ TEST_F(SchedulerTest, LoadsWhatTheTreeLacksAndRecomputesWhatDidNotArrive) {
   EXPECT_EQ(plan.entries[0].num_tokens, 72u);
 }
 
+TEST_F(SchedulerTest, ASourceIsHeldBackWhileItsPeersBlocksAreRead) {
+  make({.num_blocks = 32, .token_budget = 64, .context_tokens_max = 512});
+  ASSERT_TRUE(submit(1, ramp(200), 1, kSource).ok());
+  StepPlan plan = this->plan();
+  ASSERT_EQ(ids_of(plan), Ids{1});
+  EXPECT_FALSE(s().load_more(1, 6).has_value()) << "a step is computing it";
+  s().step_done({}, tick_);
+  EXPECT_FALSE(s().load_more(1, 2).has_value()) << "it lacks none of these";
+  const auto order = s().load_more(1, 5);
+  ASSERT_TRUE(order.has_value());
+  EXPECT_EQ(order->first_block, 2u);
+  EXPECT_EQ(order->num_blocks, 3u);
+  EXPECT_FALSE(s().load_more(1, 6).has_value()) << "it is being loaded";
+  EXPECT_TRUE(step().empty());
+  s().check();
+  EXPECT_EQ(s().tree().num_blocks(), 2u) << "only what has arrived is in the tree";
+  s().loaded(1, 3, tick_);
+  EXPECT_EQ(s().tree().num_blocks(), 5u);
+  EXPECT_EQ(s().num_cached_tokens(1), 96u) << "what it computed itself is no hit";
+  plan = step();
+  ASSERT_EQ(ids_of(plan), Ids{1});
+  EXPECT_EQ(plan.entries[0].first_position, 160u);
+  EXPECT_TRUE(plan.entries[0].wants_logits);
+  finish(1);
+  s().check();
+}
+
+TEST_F(SchedulerTest, AFailedReadIsRecomputedFromTheLastWholeBlock) {
+  make({.num_blocks = 32, .token_budget = 40, .chunked_prefill = true, .context_tokens_max = 512});
+  ASSERT_TRUE(submit(1, ramp(200), 1, kSource).ok());
+  step();
+  ASSERT_EQ(s().num_computed(1), 32u);
+  ASSERT_TRUE(s().load_more(1, 6).has_value());
+  s().loaded(1, 0, tick_);
+  s().check();
+  EXPECT_EQ(s().num_cached_tokens(1), 0u);
+  const StepPlan plan = step();
+  ASSERT_EQ(ids_of(plan), Ids{1});
+  EXPECT_EQ(plan.entries[0].first_position, 32u);
+}
+
+TEST_F(SchedulerTest, ASourceThatAwaitsItsGrantHoldsItsBlocksAndComputesNothing) {
+  make({.num_blocks = 32, .context_tokens_max = 512});
+  for (const bool read : {false, true}) {
+    const SequenceId id = read ? 2 : 1;
+    ASSERT_TRUE(s().submit({.id = id,
+                            .role = kSource,
+                            .prompt = ramp(100, 7 * static_cast<int32_t>(id)),
+                            .max_new_tokens = 1,
+                            .awaits_grant = true})
+                    .ok());
+    StepPlan plan = step();
+    EXPECT_EQ(plan.started, Ids{id});
+    EXPECT_TRUE(plan.empty());
+    EXPECT_EQ(s().block_table(id).size(), 4u);
+    EXPECT_TRUE(s().idle());
+    if (read) {
+      ASSERT_EQ(s().load_more(id, 2)->num_blocks, 2u);
+    }
+    s().loaded(id, read ? 2 : 0, tick_);
+    s().check();
+    plan = step();
+    ASSERT_EQ(ids_of(plan), Ids{id});
+    EXPECT_EQ(plan.entries[0].first_position, read ? 64u : 0u);
+    finish(id);
+  }
+  s().check();
+}
+
 TEST_F(SchedulerTest, ALoadThatTheTreeCoversIsNotOrdered) {
   make({.num_blocks = 32, .context_tokens_max = 512});
   ASSERT_TRUE(submit(1, ramp(96), 1).ok());

@@ -133,7 +133,11 @@ class Engine {
   std::vector<BatchItem> batch_;
   std::vector<TokenResult> results_;
   std::vector<ChoiceState> choices_;     // beside results_
-  std::vector<SequenceId> last_chunks_;  // sources whose prompt ends with this step
+  struct SentChunk {
+    HandoffId handoff;
+    uint32_t end_block = 0;  // blocks before it are complete after the step
+  };
+  std::vector<SentChunk> sent_chunks_;  // of sources
   // Ended within the step. A set: a handoff that stops and finishes in one step releases twice.
   std::set<SequenceId> to_release_;
   std::vector<TransferEvent> transfer_events_;

@@ -23,6 +23,7 @@ enum class PeerState : uint8_t { kConnecting, kReady, kClosing, kClosed };
 struct CacheFormat {
   KvLayout layout;
   std::string numerics_id;  // `;`-separated parts
+  friend bool operator==(const CacheFormat&, const CacheFormat&) = default;
 };
 std::string encode(const CacheFormat& format);
 // Checks that blocks of the one can be made from the other's: the layouts and the numerics differ

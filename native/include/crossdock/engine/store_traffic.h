@@ -19,6 +19,7 @@
 
 #include "crossdock/blocks/kv_layout.h"
 #include "crossdock/engine/messages.h"
+#include "crossdock/engine/pair_ledger.h"
 #include "crossdock/sched/scheduler.h"
 #include "crossdock/transfer/transfers.h"
 
@@ -97,7 +98,7 @@ class StoreTraffic {
   std::unordered_set<BlockHash> offered_;  // lately; the store knows better, this saves the asking
   uint64_t next_offer_ = 1;
   OperationId next_operation_;
-  double read_ns_per_byte_ = 0;
+  TransferSpeed speed_;
   uint64_t num_blocks_read_ = 0;
   uint64_t num_blocks_written_ = 0;
   uint64_t num_blocks_bad_ = 0;

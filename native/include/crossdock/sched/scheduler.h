@@ -17,6 +17,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -60,6 +61,9 @@ struct Submission {
   uint32_t first_generated = UINT32_MAX;
   // True when an outer tier is being asked: the sequence is not admitted before `load_ready`.
   bool awaits_load = false;
+  // True where the peer of a source may hold more of its prompt than the tree: once admitted it is
+  // held back until `loaded`, and `load_more` may name blocks meanwhile.
+  bool awaits_grant = false;
 };
 
 struct Reservation {
@@ -87,7 +91,8 @@ struct PlanEntry {
   uint32_t first_generated = UINT32_MAX;  // of the sequence
 };
 
-// Blocks of a sequence to be filled from an outer tier: block_table(id)[first_block, +num_blocks).
+// Blocks of a sequence to be filled from an outer tier or a peer: block_table(id)[first_block,
+// +num_blocks).
 struct LoadOrder {
   SequenceId id = 0;
   uint32_t first_block = 0;
@@ -122,7 +127,12 @@ class Scheduler {
   Status submit(Submission submission);
   // The outer tier can deliver the first num_blocks of the chain (0: nothing); ends awaits_load.
   void load_ready(SequenceId id, uint32_t num_blocks);
-  // Of a LoadOrder, the first num_blocks arrived and were verified; the rest is recomputed.
+  // The peer of a source can deliver the first num_blocks of the chain. The source is held back and
+  // what it lacks of them is to be read; nothing where it lacks none, where a step is computing it,
+  // or where it is being loaded already.
+  std::optional<LoadOrder> load_more(SequenceId id, uint32_t num_blocks);
+  // Of a LoadOrder, the first num_blocks arrived and were verified; the rest is recomputed. Also
+  // ends awaits_grant without an order.
   void loaded(SequenceId id, uint32_t num_blocks, uint64_t tick);
 
   // RESOURCE_EXHAUSTED when the blocks cannot be had now: a grant leaves one block for every
@@ -137,7 +147,8 @@ class Scheduler {
   void end_quarantine(SequenceId id);
 
   // The sequence is over (finished, cancelled, failed, sent): its references are dropped. Legal in
-  // every state but quarantined; a loading sequence is finished only after its reads ended.
+  // every state but quarantined; a loading sequence is finished only after its reads ended, or with
+  // its blocks pinned until they have.
   void finish(SequenceId id);
 
   // Plans one step. The plan stays valid until the next call. Between plan and step_done any
@@ -147,6 +158,8 @@ class Scheduler {
   // is the executor's; 0 where it is not known, and nothing is learnt from it.
   void step_done(std::span<const TokenResult> results, uint64_t tick, uint64_t duration_ticks = 0);
 
+  // A source that was admitted and is held back until its grant is looked at.
+  bool awaits_grant(SequenceId id) const;
   bool contains(SequenceId id) const;
   SequenceState state(SequenceId id) const;
   std::span<const int32_t> tokens(SequenceId id) const;
@@ -159,8 +172,9 @@ class Scheduler {
   // The hashes of the sequence's whole blocks known so far.
   std::span<const BlockHash> chain(SequenceId id) const;
 
-  // What computing a prompt's first tokens adds to a step, by the steps so far; 0: none was timed.
-  double predicted_prompt_ticks(uint32_t num_tokens) const;
+  // What computing these positions of a prompt adds to a step, by the steps so far; 0: none was
+  // timed.
+  double predicted_prompt_ticks(uint32_t first_position, uint32_t num_tokens) const;
 
   uint32_t num_running() const;
   uint32_t num_waiting() const;
