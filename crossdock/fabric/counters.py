@@ -72,7 +72,7 @@ QUANTITIES: Final = (
     ),
     _of(
         "sequence_naks",
-        "Peers that reported a gap in what we sent.",
+        "Gaps that peers reported in what this host sent.",
         "hw_counters/packet_seq_err",
         "hw_counters/rcvd_seq_err",
     ),
@@ -95,11 +95,11 @@ QUANTITIES: Final = (
     _of("duplicate_requests", "Requests that came again.", "hw_counters/duplicate_request"),
     _of(
         "rnr_naks_received",
-        "Peers that had no receive buffer ready.",
+        "Times that a peer had no receive buffer ready.",
         "hw_counters/rnr_nak_retry_err",
         "hw_counters/rcvd_rnr_err",
     ),
-    _of("rnr_naks_sent", "Times that we had none ready.", "hw_counters/send_rnr_err"),
+    _of("rnr_naks_sent", "Times that this host had none ready.", "hw_counters/send_rnr_err"),
     _of(
         "receive_queue_drops",
         "Packets dropped for want of a posted receive.",
@@ -167,7 +167,7 @@ class FabricCollector(Collector):
         self._netdev_statistics = netdev_statistics
 
     def collect(self) -> Iterable[Metric]:
-        """All families, and samples for what the ports have."""
+        """What the ports have; no family without a sample."""
         ports = sorted(self._sysfs.glob("*/ports/*"))
         quantities = [_counter(q.name, q.text, _PORT) for q in QUANTITIES]
         active = GaugeMetricFamily(f"{_PREFIX}port_active", "1 while the link is up.", labels=_PORT)
@@ -187,7 +187,8 @@ class FabricCollector(Collector):
             if match := _RATE.match(_text(path / "rate")):
                 rate.add_metric(port, float(match[1]) * 1e9 / 8)
             pauses.add(port, self._netdev_statistics(_netdev(path)))
-        return [*quantities, active, rate, *pauses.families()]
+        families = [*quantities, active, rate, *pauses.families()]
+        return [family for family in families if family.samples]
 
 
 class _Pauses:
@@ -197,20 +198,20 @@ class _Pauses:
         self._frames = {
             "rx": _counter(
                 "pauses_received",
-                "Pause frames that stopped us from sending: congestion ahead.",
+                "Pause frames that stopped this host: congestion ahead.",
                 _PORT_AND_PRIORITY,
             ),
             "tx": _counter(
                 "pauses_sent",
-                "Pause frames with which we stopped the switch: this host is too slow.",
+                "Pause frames that stopped the switch: this host is too slow.",
                 _PORT_AND_PRIORITY,
             ),
         }
         self._seconds = {
-            "rx": _counter("paused_seconds", "Time for which we were stopped.", _PORT_AND_PRIORITY),
-            "tx": _counter(
-                "pausing_seconds", "Time for which we stopped the switch.", _PORT_AND_PRIORITY
+            "rx": _counter(
+                "paused_seconds", "Time for which the host was stopped.", _PORT_AND_PRIORITY
             ),
+            "tx": _counter("pausing_seconds", "Time for which the switch was.", _PORT_AND_PRIORITY),
         }
         self._discards = _counter(
             "priority_discards",
@@ -219,7 +220,7 @@ class _Pauses:
         )
         self._storms = _counter(
             "pause_storms",
-            "Times that the NIC saw itself pausing for too long; at error it stopped to.",
+            "Times that the NIC paused for too long; level error: until it gave up pausing.",
             (*_PORT, "level"),
         )
 

@@ -32,6 +32,35 @@ _SIDE: Final = {"prefill": "sender", "decode": "receiver"}
 _OUTCOME: Final = "handoff_"
 # What the status lists with its counters, and falls as well as rises.
 _GAUGES: Final = frozenset({"cached_unreferenced_blocks", "leases", "pinned_blocks"})
+_TEXTS: Final = {
+    "cached_unreferenced_blocks": "Cached blocks that no sequence uses: free when needed.",
+    "computed_tokens": "Tokens that went through the model, those of recomputations too.",
+    "generated_tokens": "Tokens sampled here.",
+    "store_blocks_read": "Blocks read from the kvstore instead of computed.",
+    "store_blocks_written": "Blocks written to the kvstore.",
+    "store_blocks_bad": "Blocks read whose bytes were not those that were stored.",
+    "store_reads_declined": "Reads not made, for computing was predicted to be faster.",
+    "bytes_written": "Bytes written into the peer's memory.",
+    "bytes_read": "Bytes read from the peer's memory.",
+    "num_operations": "One-sided writes and reads posted, after merging.",
+    "num_handoffs": "Handoffs committed to the peer.",
+    "exposed_ns": "Time of those from the end of compute to the acknowledged commit.",
+    "num_blocks_read": "Blocks read from the peer instead of computed.",
+    "num_reads_declined": "Reads not made, for computing was predicted to be faster.",
+    "num_reads_failed": "Reads that failed; the blocks were computed.",
+    "hit_blocks": "Blocks asked for that were here.",
+    "miss_blocks": "Blocks asked for that were not.",
+    "reserved_blocks": "Places given to writers.",
+    "published_blocks": "Blocks written and since then visible.",
+    "abandoned_blocks": "Places given and never written.",
+    "evicted_blocks": "Blocks that made room for others.",
+    "dropped_blocks": "Blocks that a reader found to be bad.",
+    "stale_drops": "Such reports of a block that was gone already.",
+    "expired_leases": "Leases that nobody released in time.",
+    "refused_reservations": "Blocks that found no room.",
+    "leases": "Leases that are held.",
+    "pinned_blocks": "Blocks that a reader holds.",
+}
 _INTEGERS: Final = frozenset(
     {FieldDescriptor.CPPTYPE_UINT32, FieldDescriptor.CPPTYPE_UINT64}  # not the fixed64 epoch
 )
@@ -116,7 +145,7 @@ def _pairs(status: kv_pb2.InstanceStatus) -> Iterator[Metric]:
             name, divisor = base_units(field.name.removeprefix("num_"))
             counted = CounterMetricFamily(
                 f"crossdock_pair_{name}",
-                f"{field.name} of the pairs that are up.",
+                _TEXTS.get(field.name, f"{field.name} of the pairs that are up."),
                 labels=["peer", "transport"],
             )
             for peer in status.peers:
@@ -138,7 +167,7 @@ def _counters(status: kv_pb2.InstanceStatus) -> Iterator[Metric]:
             outcomes.add_metric([_SIDE[status.role], outcome], counter.value)
             continue
         name, divisor = base_units(counter.name)
-        text = f"{counter.name} as the instance counts them."
+        text = _TEXTS.get(counter.name, f"{counter.name}, as the instance counts.")
         if counter.name in _GAUGES:
             yield _gauge(f"{prefix}_{name}", text, counter.value)
         else:

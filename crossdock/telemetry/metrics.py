@@ -33,7 +33,11 @@ _BASE_UNITS: Final = {"ns": ("seconds", 1e9), "us": ("seconds", 1e6), "ms": ("se
 
 
 def base_units(name: str) -> tuple[str, float]:
-    """The name in base units, and what a value is divided by: exposed_ns -> exposed_seconds."""
+    """The name in base units, and what a value is divided by: exposed_ns -> exposed_seconds. The
+    unit comes last: bytes_read -> read_bytes.
+    """
+    if name.startswith("bytes_"):
+        return f"{name.removeprefix('bytes_')}_bytes", 1.0
     stem, _, unit = name.rpartition("_")
     if stem and unit in _BASE_UNITS:
         base, divisor = _BASE_UNITS[unit]

@@ -10,8 +10,11 @@ from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from crossdock.errors import Code
 from services.router.fleet import Fleet
 from services.router.generation import Account
+from services.router.output import FinishReason
+from services.router.retry import CANCELLED, FINISHED
 from services.router.verdict import Kind
 
 # Bounds of buckets in seconds: a model on one core and a long prompt are slow, a cached one is not.
@@ -20,6 +23,7 @@ _FIRST_TOKEN_S: Final = (
     *(100.0, 250.0),
 )
 _PER_TOKEN_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5.0)
+_FINISHED: Final = tuple(reason.value for reason in FinishReason)
 _REQUEST_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 600.0)
 
 
@@ -31,11 +35,18 @@ class RouterMetrics(Collector):
         self._requests = _counter("requests", "Requests that ended, by how.", "outcome")
         self._attempts = _counter("attempts", "Attempts that ended, by how.", "outcome")
         self._retries = _counter("retries", "Attempts after a request's first.", "cause")
+        # Zeros from the beginning: a rate sees the first one, too.
+        for outcome in (*_FINISHED, *(code.name.lower() for code in Code)):
+            self._requests.labels(outcome)
+        for outcome in (FINISHED, CANCELLED, *(kind.value for kind in Kind)):
+            self._attempts.labels(outcome)
+        for kind in (Kind.REFUSED, Kind.LOST):
+            self._retries.labels(kind.value)
         self._prompt_tokens = _counter("prompt_tokens", "Tokens of prompts that were taken.")
         self._cached_tokens = _counter(
             "cached_prompt_tokens", "Tokens of prompts that were not computed again."
         )
-        self._tokens = _counter("generation_tokens", "Tokens that went out to callers.")
+        self._tokens = _counter("generated_tokens", "Tokens that went out to callers.")
         self._first_token_s = _histogram(
             "time_to_first_token", "From a request to its first token.", _FIRST_TOKEN_S
         )
@@ -86,7 +97,7 @@ class RouterMetrics(Collector):
             instances.add_metric([role.value, state], count)
         in_flight = GaugeMetricFamily(
             "crossdock_router_in_flight_tokens",
-            "Our own load on the instances.",
+            "Tokens of running attempts: the load on the instances.",
             self._fleet.in_flight_tokens(),
         )
         owned: tuple[Collector, ...] = (

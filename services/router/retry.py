@@ -39,6 +39,9 @@ from services.router.worker import (
 )
 
 HANDOFF_ID_BYTES: Final = 16
+# How an attempt ended that did not fail.
+FINISHED: Final = "finished"
+CANCELLED: Final = "cancelled"
 RETRY_AFTER_S: Final = 1.0
 # A suspect's next report is at most a second away; it may be late.
 TRUST_WAIT_S: Final = 2.5
@@ -183,10 +186,10 @@ class Retry:
         total_tokens = len(job.prompt) + job.sampling.max_tokens
         with self._fleet.load(placement, len(token_ids), total_tokens) as release_prefill:
             attempt = Attempt(self._workers, order, merge, timeout_s)
-            outcome = "cancelled"
+            outcome = CANCELLED
             try:
                 result = await attempt.run(sink, release_prefill)
-                outcome = "finished"
+                outcome = FINISHED
                 if isinstance(result, Failed):
                     outcome = result.verdict.kind.value
                 return result

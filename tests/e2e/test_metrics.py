@@ -14,6 +14,7 @@ from crossdock.cli.fleet import Fleet
 from crossdock.cli.fleet_plan import FleetOptions
 from crossdock.cli.fleet_record import ServiceRecord
 from tests.conftest import KV_MEMORY, StartFleet
+from tests.documented_metrics import documented_outcomes, documented_rows, exported_rows
 from tests.e2e.caller import Caller, router_address, sampling, services, wait_until_clean
 
 PROMPT = [(5 * i + 1) % 256 for i in range(200)]
@@ -60,7 +61,7 @@ def test_a_handoff_moves_the_figures_of_every_service(fleet: Fleet) -> None:
 
     assert moved("router", "crossdock_router_requests_total", outcome="length") == 1
     assert moved("router", "crossdock_router_attempts_total", outcome="finished") == 1
-    assert moved("router", "crossdock_router_generation_tokens_total") == NUM_TOKENS
+    assert moved("router", "crossdock_router_generated_tokens_total") == NUM_TOKENS
     assert moved("router", "crossdock_router_prompt_tokens_total") == len(PROMPT)
     assert moved("router", "crossdock_router_time_to_first_token_seconds_count") == 1
     assert moved("router", "crossdock_router_handoff_seconds_count") == 1
@@ -72,6 +73,20 @@ def test_a_handoff_moves_the_figures_of_every_service(fleet: Fleet) -> None:
     assert figure(after["decode"], "crossdock_pairs", state="ready", transport="shm") == 1
     assert figure(after["decode"], "crossdock_kv_blocks", state="cached") > 0
     assert figure(after["decode"], "crossdock_kv_blocks", state="owned") == 0
+
+
+def test_the_page_lists_what_is_exported(fleet: Fleet) -> None:
+    """Both ways; the fabric's rows are held to recorded devices by its own tests."""
+    assert fleet.record is not None
+    asyncio.run(one_request(fleet))
+    exported: dict[str, Metric] = {}
+    for service in fleet.record.services:
+        exported |= scrape(service)
+    of_fabric = "crossdock_fabric_"
+    rows = {row for row in exported_rows(exported.values()) if not row.name.startswith(of_fabric)}
+    assert rows == {row for row in documented_rows() if not row.name.startswith(of_fabric)}
+    outcomes = exported["crossdock_handoff_outcomes"].samples
+    assert {sample.labels["outcome"] for sample in outcomes} == documented_outcomes()
 
 
 def test_a_refused_request_is_counted_by_its_code(fleet: Fleet) -> None:

@@ -5,6 +5,7 @@ A recording is what `grep -r . ports` prints in the device's folder of sysfs.
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from crossdock.fabric.counters import FabricCollector
+from tests.documented_metrics import PAGE, documented_rows, exported_rows
 
 DATA = Path(__file__).parents[2] / "data" / "fabric"
 MLX5 = {
@@ -162,6 +164,19 @@ def test_a_gid_without_a_device_is_passed_over(sysfs: Path) -> None:
     first.mkdir()
     found = scrape(FabricCollector(sysfs, recorded_statistics))
     assert found["mlx5_0", "crossdock_fabric_pauses_received_total", "3"] == 65
+
+
+def test_the_page_lists_every_counter(sysfs: Path) -> None:
+    families = FabricCollector(sysfs, recorded_statistics).collect()
+    rows = {row for row in documented_rows() if row.name.startswith("crossdock_fabric_")}
+    assert exported_rows(families) == rows
+
+
+def test_alerts_name_metrics_that_exist() -> None:
+    page = (PAGE.parent / "fabric.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"crossdock_[a-z_]+_total|crossdock_[a-z_]+(?=\[)", page))
+    assert named
+    assert named <= {row.name for row in documented_rows()}
 
 
 def test_no_fabric_at_all(tmp_path: Path) -> None:

@@ -66,9 +66,10 @@ async def test_a_port_in_use_is_named() -> None:
         ("paused_us", ("paused_seconds", 1e6)),
         ("wait_ms", ("wait_seconds", 1e3)),
         ("sent_bytes", ("sent_bytes", 1.0)),
+        ("bytes_read", ("read_bytes", 1.0)),
         ("returns", ("returns", 1.0)),
         ("ns", ("ns", 1.0)),
     ],
 )
-def test_times_are_exported_in_seconds(name: str, expected: tuple[str, float]) -> None:
+def test_names_end_in_their_base_unit(name: str, expected: tuple[str, float]) -> None:
     assert base_units(name) == expected
