@@ -30,6 +30,7 @@ _STATES: Final = ("free", "owned", "cached", "quarantined")
 # An instance is one end of its handoffs.
 _SIDE: Final = {"prefill": "sender", "decode": "receiver"}
 _OUTCOME: Final = "handoff_"
+_LIVE: Final = "handoffs_"
 # What the status lists with its counters, and falls as well as rises.
 _GAUGES: Final = frozenset({"cached_unreferenced_blocks", "leases", "pinned_blocks"})
 _TEXTS: Final = {
@@ -161,7 +162,11 @@ def _counters(status: kv_pb2.InstanceStatus) -> Iterator[Metric]:
         "What became of handoffs and of the messages about them.",
         labels=["side", "outcome"],
     )
+    live = GaugeMetricFamily("crossdock_handoffs", "Live handoffs by state.", labels=["state"])
     for counter in status.counters:
+        if counter.name.startswith(_LIVE):
+            live.add_metric([counter.name.removeprefix(_LIVE)], counter.value)
+            continue
         if counter.name.startswith(_OUTCOME):
             outcome = counter.name.removeprefix(_OUTCOME)
             outcomes.add_metric([_SIDE[status.role], outcome], counter.value)
@@ -172,8 +177,7 @@ def _counters(status: kv_pb2.InstanceStatus) -> Iterator[Metric]:
             yield _gauge(f"{prefix}_{name}", text, counter.value)
         else:
             yield CounterMetricFamily(f"{prefix}_{name}", text, counter.value / divisor)
-    if outcomes.samples:
-        yield outcomes
+    yield from (family for family in (live, outcomes) if family.samples)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

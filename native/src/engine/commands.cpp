@@ -217,6 +217,9 @@ void Engine::on(link::QueryStatus&) {
   for (const auto& [name, field] : pair_traffic_fields()) {
     report.counters.push_back({std::string("pairs_") + name, senders_.ledger().total().*field});
   }
+  for (const auto& [state, count] : table_.num_by_state()) {
+    report.counters.push_back({std::string("handoffs_") + state, count});
+  }
   for (const auto& [name, counter] : kHandoffCounters) {
     report.counters.push_back({std::string("handoff_") + name, table_.counters().*counter});
   }

@@ -192,6 +192,13 @@ uint32_t HandoffTable::num_live() const {
   return impl_->receivers.num_live() + impl_->senders.num_live();
 }
 
+std::vector<std::pair<const char*, uint32_t>> HandoffTable::num_by_state() const {
+  std::vector<std::pair<const char*, uint32_t>> counts;
+  impl_->receivers.count_states(counts);
+  impl_->senders.count_states(counts);
+  return counts;
+}
+
 uint32_t HandoffTable::num_quarantined() const { return impl_->receivers.num_quarantined(); }
 
 const HandoffCounters& HandoffTable::counters() const { return impl_->counters; }

@@ -335,6 +335,14 @@ receiver::State ReceiverTable::state(const HandoffId& id) const {
   return tombstone != nullptr ? tombstone->state : State::kAbsent;
 }
 
+void ReceiverTable::count_states(std::vector<std::pair<const char*, uint32_t>>& counts) const {
+  std::array<uint32_t, receiver::kNumStates> by_state{};
+  for (const auto& [id, record] : live_) ++by_state[static_cast<size_t>(record.state)];
+  for (size_t i = 0; i < by_state.size(); ++i) {
+    if (is_live(static_cast<State>(i))) counts.emplace_back(receiver::kStateNames[i], by_state[i]);
+  }
+}
+
 void ReceiverTable::describe(std::string& text) const {
   for (const auto& [id, record] : live_) {
     text += "receiver " + to_string(id) + " state " +

@@ -33,6 +33,7 @@ class ReceiverTable {
 
   receiver::State state(const HandoffId& id) const;
   uint32_t num_live() const { return static_cast<uint32_t>(live_.size()); }
+  void count_states(std::vector<std::pair<const char*, uint32_t>>& counts) const;
   uint32_t num_quarantined() const { return num_quarantined_; }
   uint64_t next_tick() const { return deadlines_.next_tick(); }
   void describe(std::string& text) const;

@@ -218,6 +218,14 @@ sender::State SenderTable::state(const HandoffId& id) const {
   return tombstone != nullptr ? tombstone->state : State::kAbsent;
 }
 
+void SenderTable::count_states(std::vector<std::pair<const char*, uint32_t>>& counts) const {
+  std::array<uint32_t, sender::kNumStates> by_state{};
+  for (const auto& [id, record] : live_) ++by_state[static_cast<size_t>(record.state)];
+  for (size_t i = 0; i < by_state.size(); ++i) {
+    if (is_live(static_cast<State>(i))) counts.emplace_back(sender::kStateNames[i], by_state[i]);
+  }
+}
+
 void SenderTable::describe(std::string& text) const {
   for (const auto& [id, record] : live_) {
     text += "sender " + to_string(id) + " state " + std::to_string(static_cast<int>(record.state)) +

@@ -35,6 +35,7 @@ class SenderTable {
 
   sender::State state(const HandoffId& id) const;
   uint32_t num_live() const { return static_cast<uint32_t>(live_.size()); }
+  void count_states(std::vector<std::pair<const char*, uint32_t>>& counts) const;
   uint64_t next_tick() const { return deadlines_.next_tick(); }
   void describe(std::string& text) const;
 

@@ -40,6 +40,25 @@ Table aborting() {
 }
 StatusCode outcome(const Table& p) { return p.got<action::Finished>().status.code(); }
 
+TEST(HandoffTable, CountsTheLiveOnesByState) {
+  const auto states = [](Table& table) {
+    std::string text;
+    for (const auto& [state, count] : table.table().num_by_state()) {
+      if (count != 0) text += std::string(state) + " " + std::to_string(count) + ";";
+    }
+    return text;
+  };
+  Table p = waiting();
+  EXPECT_EQ(states(p), "waiting 1;");
+  p.on(event::Expect{HandoffId{1, 1}, 1, kPeerEpoch, kPromptTokens, 1});
+  EXPECT_EQ(states(p), "expected 1;waiting 1;");
+  Table ended = committing();
+  EXPECT_EQ(states(ended), "committing 1;");
+  ended.arrive(Ack{kKey});
+  EXPECT_EQ(states(ended), "");
+  EXPECT_EQ(ended.table().num_by_state().size(), 15u);
+}
+
 TEST(Sender, OpensWritesCommitsAndIsDone) {
   Table p = opened();
   EXPECT_EQ(p.sent<Open>().key, kKey);

@@ -87,6 +87,15 @@ def test_a_counter_that_is_new_appears_by_itself(role: str, side: str) -> None:
     assert found["crossdock_engine_moon_bytes_total",] == 11
 
 
+def test_live_handoffs_are_counted_by_state() -> None:
+    status = kv_pb2.InstanceStatus(role="decode")
+    status.counters.add(name="handoffs_granted", value=2)
+    status.counters.add(name="handoff_commits", value=5)
+    found = values(list(metrics_of(status)))
+    assert found["crossdock_handoffs", "granted"] == 2
+    assert found["crossdock_handoff_outcomes_total", "commits", "receiver"] == 5
+
+
 def test_what_falls_is_a_gauge_and_what_rises_a_counter() -> None:
     status = kv_pb2.InstanceStatus(role="kvstore")
     status.counters.add(name="hit_blocks", value=3)

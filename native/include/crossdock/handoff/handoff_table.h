@@ -15,6 +15,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -227,6 +228,8 @@ class HandoffTable {
   ReceiverState receiver_state(const HandoffId& id) const;
   SenderState sender_state(const HandoffId& id) const;
   uint32_t num_live() const;  // not counting tombstones
+  // The live handoffs of both sides by the name of their state; a state without any is listed too.
+  std::vector<std::pair<const char*, uint32_t>> num_by_state() const;
   uint32_t num_quarantined() const;
   const HandoffCounters& counters() const;
   // The earliest tick at which a Tick event would do something; UINT64_MAX when never.

@@ -136,6 +136,9 @@ enum class State : uint8_t {
   kFreed,          // tombstone of any other
 };
 inline constexpr size_t kNumStates = 12;
+inline constexpr std::array<const char*, kNumStates> kStateNames{
+    "absent",    "pending", "expected",    "reserving",      "granted", "verifying",
+    "committed", "revoked", "quarantined", "verify_revoked", "ended",   "freed"};
 
 enum class Input : uint8_t {
   kExpect,
@@ -197,6 +200,9 @@ enum class State : uint8_t {
   kAborted,         // tombstone of any other
 };
 inline constexpr size_t kNumStates = 9;
+inline constexpr std::array<const char*, kNumStates> kStateNames{
+    "absent",   "waiting",         "opened", "writing", "committing",
+    "aborting", "aborting_broken", "done",   "aborted"};
 
 enum class Input : uint8_t {
   kPrepare,
