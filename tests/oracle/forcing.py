@@ -47,7 +47,7 @@ def forced_rows(executor: Executor, text: Sequence[int], chunk: int) -> Rows:
     executor.slab[:] = 0xFF  # NaN in every format: what was never written must not be read.
     cuts = [*range(0, PROMPT_TOKENS, chunk), *range(PROMPT_TOKENS, len(text) + 1)]
     rows = [
-        executor.run([(text[begin:end], begin, BLOCK_TABLE, True)])
+        executor.run([(text[begin:end], begin, BLOCK_TABLE, True)], first_generated=PROMPT_TOKENS)
         for begin, end in itertools.pairwise(cuts)
     ]
     return np.concatenate(rows)

@@ -154,6 +154,28 @@ def test_the_bits_depend_on_nothing_else(subject: Subject) -> None:
     assert scalar.numerics_id == executor.numerics_id
 
 
+@pytest.mark.parametrize("name", [name for name, spec in CASES.items() if spec.mla is not None])
+def test_expanded_prompts_give_the_logits_of_transformers(
+    name: str, subject_of: Callable[[str], Subject]
+) -> None:
+    subject = subject_of(name)
+    executor = subject.load(mla_prefill="expanded")
+    assert "attn=mla-expanded" in executor.numerics_id
+    whole = forced_rows(executor, subject.text, PROMPT_TOKENS)
+    assert worst_error(whole, subject.truth.logits[PROMPT_TOKENS - 1 :]) < ERROR_MAX
+    every = forced_rows(executor, subject.text, 1)
+    assert worst_error(every, subject.truth.logits) < ERROR_MAX
+    assert np.array_equal(every[-len(whole) :], whole), "chunks of 1"
+    for chunk in (7, 32, 64):
+        cut = forced_rows(executor, subject.text, chunk)
+        assert np.array_equal(cut[-len(whole) :], whole), f"chunks of {chunk}"
+    for changes in ({"num_threads": 2}, {"kernels": "scalar"}):
+        other = subject.load(mla_prefill="expanded", **changes)
+        assert np.array_equal(forced_rows(other, subject.text, PROMPT_TOKENS), whole), changes
+    absorbed = forced_rows(subject.load(), subject.text, PROMPT_TOKENS)
+    assert not np.array_equal(absorbed, whole)
+
+
 def test_a_crowd_changes_no_bit(subject: Subject) -> None:
     executor = subject.load(num_blocks=3 * NUM_BLOCKS)
     alone = forced_rows(executor, subject.text, PROMPT_TOKENS)[0]

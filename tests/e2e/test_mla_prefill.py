@@ -1,0 +1,112 @@
+"""Prompts in the expanded form of latent attention: one request gives one answer, to the bit, where
+its prompt is handed off, where its history was generated, and where its decode engine dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from crossdock.cli.errors import FleetError
+from crossdock.cli.fleet import Fleet
+from crossdock.cli.fleet_plan import FleetOptions
+from crossdock.models.tiny import PRESETS, write_tiny_model
+from tests.conftest import KV_MEMORY, StartFleet
+from tests.e2e.caller import (
+    Answer,
+    Caller,
+    engines,
+    one_engine,
+    router_address,
+    sampling,
+    status_of,
+    wait_until_clean,
+)
+
+VOCAB_SIZE = PRESETS["deepseek_v3"].vocab_size
+PROMPT = [(11 * i * i + 5 * i) % VOCAB_SIZE for i in range(150)]
+NUM_GENERATED = 90
+
+
+@pytest.fixture(scope="module")
+def mla_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "mla", PRESETS["deepseek_v3"])
+
+
+def options(model: Path, num_decode: int = 1) -> FleetOptions:
+    verify = ["--verify-handoff"]
+    return FleetOptions(
+        model,
+        num_decode=num_decode,
+        mla_prefill="expanded",
+        kv_memory=KV_MEMORY,
+        transport="shm",
+        arguments={"prefill": verify, "decode": verify},
+    )
+
+
+def cached_tokens(answer: Answer) -> int:
+    assert answer.finish is not None
+    return answer.finish.usage.cached_prompt_tokens
+
+
+def test_a_second_turn_is_what_it_is_cold(mla_model: Path, start_fleet: StartFleet) -> None:
+    fleet = start_fleet(options(mla_model))
+    for service in engines(fleet):
+        assert "attn=mla-expanded-run512-v1" in status_of(service).numerics_id
+
+    async def run() -> tuple[Answer, Answer]:
+        async with Caller(router_address(fleet)) as caller:
+            first = await caller.generate(PROMPT, sampling(NUM_GENERATED))
+            history = [*PROMPT, *first.ids, 7, 8, 9]
+            return first, await caller.generate(history, sampling(20))
+
+    first, second = asyncio.run(run())
+    history = [*PROMPT, *first.ids, 7, 8, 9]
+    assert first.same == one_engine(fleet, PROMPT, NUM_GENERATED).same
+    assert second.same == one_engine(fleet, history, 20).same
+    # Nothing but the first prompt's own blocks, though the decode engine holds all of the history.
+    assert cached_tokens(second) == len(PROMPT) // 32 * 32
+    wait_until_clean(fleet)
+
+
+@pytest.mark.parametrize("num_before", [1, 40])
+def test_a_replay_goes_on_with_the_same_bits(
+    num_before: int, mla_model: Path, start_fleet: StartFleet
+) -> None:
+    fleet = start_fleet(options(mla_model, num_decode=2))
+    whole = one_engine(fleet, PROMPT, 300)
+
+    def kill_when_due(answer: Answer) -> None:
+        if len(answer.ids) >= num_before and not killed:
+            killed.append(kill_the_running_engine(fleet))
+
+    killed: list[int] = []
+
+    async def run() -> Answer:
+        async with Caller(router_address(fleet)) as caller:
+            return await caller.generate(PROMPT, sampling(300), on_message=kill_when_due)
+
+    moved = asyncio.run(run())
+    assert killed
+    assert moved.finish is not None
+    assert moved.finish.timings.attempts == 2
+    assert moved.same == whole.same
+
+
+def kill_the_running_engine(fleet: Fleet) -> int:
+    """Of the decode instances; returns its process id."""
+    for service in engines(fleet):
+        status = status_of(service)
+        if status.role == "decode" and status.num_reserved_sequences > 0:
+            os.kill(status.engine_pid, signal.SIGKILL)
+            return status.engine_pid
+    raise AssertionError("no decode engine runs the request")
+
+
+def test_a_model_without_latents_is_refused(tiny_model: Path, start_fleet: StartFleet) -> None:
+    with pytest.raises(FleetError, match="mla_prefill: expanded needs a model with latent"):
+        start_fleet(options(tiny_model))
