@@ -1,0 +1,30 @@
+"""Names as Prometheus wants them: base units, the suffix that tells a counter."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.documented_metrics import Row, documented_rows
+
+ROWS = sorted(documented_rows(), key=lambda row: row.name)
+# Units that are not base units, and types, which the name does not say.
+_WRONG_WORDS = {
+    *("ns", "us", "ms", "milliseconds", "microseconds", "minutes", "bits", "kb", "mb", "kib"),
+    *("mib", "percent", "num", "count", "gauge", "counter", "histogram"),
+}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_name_follows_the_rules(row: Row) -> None:
+    assert re.fullmatch(r"crossdock(_[a-z0-9]+)+", row.name)
+    assert row.name.endswith("_total") == (row.kind == "counter")
+    assert not _WRONG_WORDS & set(row.name.split("_"))
+    assert row.kind in ("counter", "gauge", "histogram")
+    assert row.kind != "histogram" or row.name.endswith(("_seconds", "_bytes", "_tokens"))
+    assert all(re.fullmatch(r"[a-z][a-z_]*", label) for label in row.labels)
+    assert row.text.endswith(".")
+    for unit in ("bytes", "seconds"):
+        words = row.name.removesuffix("_total").split("_")
+        assert unit not in words or words[-1] == unit or "per" in words, "the unit comes last"
