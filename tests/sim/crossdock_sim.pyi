@@ -50,8 +50,11 @@ class Inspection:
     num_cached: int
     num_quarantined: int
     num_sequences: int
+    """Requests that its front has not seen end."""
     num_handoffs: int
     """Live ones on either side, tombstones not counted."""
+    num_receiving: int
+    """Handoffs that arrive here: until nothing of them is reserved or quarantined."""
     num_sendings: int
     """Handoffs whose writes are not accounted for yet."""
     num_pairs: int

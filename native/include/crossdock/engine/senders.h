@@ -115,6 +115,8 @@ class Senders {
   const PairLedger& ledger() const { return ledger_; }
 
  private:
+  friend class EngineInspector;  // what a simulation's checkers look at
+
   Sending& at(const HandoffId& id);
   OperationId post(Sending& sending, std::vector<CopySpan> spans);
   uint32_t group_layers(const Sending& sending, uint32_t num_blocks) const;

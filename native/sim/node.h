@@ -1,0 +1,38 @@
+// A process as the network knows it: its memory, its state, what it has yet to hear.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "crossdock/transfer/transfer.h"
+
+namespace crossdock::sim {
+
+using EngineId = uint32_t;
+
+struct Node {
+  EngineId id = 0;
+  std::string host;
+  EndpointDescriptor descriptor;
+  std::vector<std::byte> segment;
+  bool alive = true;
+  bool stopped = false;
+  // What its transfer thread has for its loop.
+  std::deque<TransferEvent> events;
+  // What its transfer thread will do once it is continued.
+  std::deque<std::function<void()>> deferred;
+
+  uint64_t posts_to_fail = 0;
+  uint64_t completions_to_lose = 0;
+
+  uint64_t epoch() const { return descriptor.epoch; }
+  bool running() const { return alive && !stopped; }
+  std::byte* at(uint64_t offset) { return segment.data() + offset; }
+};
+
+}  // namespace crossdock::sim

@@ -1,0 +1,50 @@
+// What a broken or hostile peer does to the messages it sends.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "node.h"
+#include "random.h"
+
+namespace crossdock::sim {
+
+enum class TamperKind : uint8_t {
+  kDrop,
+  kDuplicate,
+  kTruncate,
+  kForge,
+  kDelay,
+  kIncarnation,
+  kAttempt,
+  kReplay
+};
+
+class Tamperings {
+ public:
+  // The next `count` messages of that kind ("any", "commit", ...). False for unknown words.
+  bool add(EngineId source, std::string_view how, std::string_view message, uint32_t count);
+  // What is to be done with this message, taken off the list.
+  std::optional<TamperKind> take(EngineId source, std::span<const std::byte> message);
+
+ private:
+  struct Entry {
+    TamperKind kind = TamperKind::kDrop;
+    std::string message;
+    uint32_t count = 0;
+  };
+  std::map<EngineId, std::deque<Entry>> entries_;
+};
+
+// The message as this kind leaves it; of drop, duplicate, delay and replay unchanged.
+std::vector<std::byte> tampered(TamperKind kind, std::span<const std::byte> message,
+                                Random& random);
+
+}  // namespace crossdock::sim

@@ -1,0 +1,2 @@
+crossdock_test(sim_world_test SOURCES tests/sim/fleet.cpp tests/sim/world_test.cpp
+               LINKS crossdock_sim_world)
