@@ -87,6 +87,9 @@ TEST(EngineConfig, NamesTheKeyAtFault) {
   }
   EXPECT_NE(message(("{" + good + R"(, "kv_dtype": "fp4"})").c_str()).find("kv_dtype"),
             std::string::npos);
+  EXPECT_NE(message(("{" + good + R"(, "mla_prefill": "both"})").c_str())
+                .find("mla_prefill must be absorbed or expanded, not \"both\""),
+            std::string::npos);
   EXPECT_NE(message(("{" + good + R"(, "step_ms_max": -1})").c_str()).find("step_ms_max"),
             std::string::npos);
   EXPECT_NE(message(("{" + good + R"(, "speed": 1})").c_str()).find("speed"), std::string::npos);

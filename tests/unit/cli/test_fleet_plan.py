@@ -55,6 +55,7 @@ def test_what_is_not_asked_for_is_left_to_the_service() -> None:
     asked = FleetOptions(
         Path("m"),
         weight_dtype="int4",
+        mla_prefill="expanded",
         kv_dtype="bf16",
         decode_kv_dtype="fp8_e4m3",
         kv_memory="1GiB",
@@ -63,6 +64,8 @@ def test_what_is_not_asked_for_is_left_to_the_service() -> None:
         step_ms_max=0,
     )
     (prefill, decode) = worker_specs(asked, 2, None)
+    assert _value(prefill.program, "--mla-prefill") == "expanded"
+    assert _value(decode.program, "--mla-prefill") == "expanded"
     assert _value(prefill.program, "--weight-dtype") == "int4"
     assert _value(decode.program, "--weight-dtype") == "int4"
     assert _value(prefill.program, "--kv-dtype") == "bf16"
