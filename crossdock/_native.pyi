@@ -353,7 +353,7 @@ class BlockStore:
     def drop(self, hash_low: int, hash_high: int, generation: int) -> bool: ...
     def statistics(self) -> BlockStoreStatistics: ...
 
-# Tokens, position of the first, a block table up to the last, whether its logits are wanted.
+# Tokens, position of the first, block table, whether the last token's logits are wanted.
 _Item = tuple[Sequence[int], int, Sequence[int], bool]
 
 class Executor:
@@ -377,8 +377,7 @@ class Executor:
     eos_token_ids: list[int]
     slab: npt.NDArray[np.uint8]  # [block][byte], the executor's own memory
     def run(self, items: Sequence[_Item], *, first_generated: int = ...) -> npt.NDArray[np.float32]:
-        """The rows of logits that the items want. In every item the positions from first_generated
-        on are generated ones; none is by default."""
+        """The logits that items want, as rows. Positions from first_generated on are generated."""
     def zero_tail(self, block_id: int, num_used_slots: int) -> None: ...
     def convert_block(self, source: Executor, from_block_id: int, to_block_id: int) -> None:
         """A block of the source's slab, in this one's KV dtype. The models must be equal."""
