@@ -6,7 +6,7 @@
 namespace crossdock {
 namespace {
 
-constexpr uint32_t kDescriptorVersion = 1;
+constexpr uint32_t kDescriptorVersion = 2;
 // Far above what is ever sent (some hundred bytes); a descriptor comes from another machine.
 constexpr size_t kFieldBytesMax = 16 * 1024;
 constexpr size_t kSocketPathBytesMax = 100;
@@ -49,6 +49,7 @@ std::vector<std::byte> encode(const EndpointDescriptor& descriptor) {
   writer.put(descriptor.segment_address);
   writer.put(descriptor.segment_bytes);
   writer.put(descriptor.transports);
+  writer.put(descriptor.staged);
   return writer.take();
 }
 
@@ -70,13 +71,15 @@ Result<EndpointDescriptor> decode_endpoint(std::span<const std::byte> bytes) {
   descriptor.segment_address = reader.get<uint64_t>();
   descriptor.segment_bytes = reader.get<uint64_t>();
   descriptor.transports = reader.get_string();
+  descriptor.staged = reader.get_string();
   if (!reader.done()) {
     return Status(StatusCode::kInvalidArgument, "endpoint descriptor of " +
                                                     std::to_string(bytes.size()) +
                                                     " bytes is cut short or has bytes left over");
   }
   const std::array sizes = {descriptor.host_id.size(), descriptor.worker_address.size(),
-                            descriptor.remote_key.size(), descriptor.transports.size()};
+                            descriptor.remote_key.size(), descriptor.transports.size(),
+                            descriptor.staged.size()};
   for (const size_t size : sizes) {
     if (size > kFieldBytesMax) {
       return Status(StatusCode::kInvalidArgument,

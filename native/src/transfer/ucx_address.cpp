@@ -47,6 +47,23 @@ std::vector<std::byte> with_port(const sockaddr* address, uint16_t port) {
   return {begin, begin + length};
 }
 
+using Interfaces = std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)>;
+
+Interfaces list_interfaces() {
+  ifaddrs* list = nullptr;
+  return {::getifaddrs(&list) == 0 ? list : nullptr, ::freeifaddrs};
+}
+
+std::string up_interfaces(const ifaddrs* list) {
+  std::string names;
+  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
+    if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_UP) == 0) continue;
+    if (entry->ifa_addr->sa_family != AF_INET) continue;
+    names += (names.empty() ? "" : ",") + std::string(entry->ifa_name);
+  }
+  return names;
+}
+
 }  // namespace
 
 std::vector<std::byte> encode(const UcxAddress& address) {
@@ -84,25 +101,22 @@ Result<UcxRemoteKeys> decode_ucx_remote_keys(std::span<const std::byte> bytes) {
 }
 
 Result<std::vector<std::byte>> listen_address(const std::string& interface, uint16_t port) {
-  ifaddrs* list = nullptr;
-  if (::getifaddrs(&list) != 0) {
-    return Status(StatusCode::kInternal, std::string("getifaddrs: ") + std::strerror(errno));
-  }
-  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(list, ::freeifaddrs);
+  const Interfaces list = list_interfaces();
   const ifaddrs* best = nullptr;
-  std::string names;
-  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
+  for (const ifaddrs* entry = list.get(); entry != nullptr; entry = entry->ifa_next) {
     if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_UP) == 0) continue;
     const int family = entry->ifa_addr->sa_family;
     if (family != AF_INET && family != AF_INET6) continue;
-    if (family == AF_INET) names += (names.empty() ? "" : ", ") + std::string(entry->ifa_name);
     if (!interface.empty() && interface != entry->ifa_name) continue;
     const int rank = preference(*entry);
     if (rank >= 0 && (best == nullptr || rank < preference(*best))) best = entry;
   }
   if (best != nullptr) return with_port(best->ifa_addr, port);
-  return Status(StatusCode::kNotFound, "bind_interface \"" + interface +
-                                           "\" is not up or has no address; interfaces: " + names);
+  return Status(StatusCode::kNotFound,
+                "bind_interface \"" + interface +
+                    "\" is not up or has no address; interfaces: " + up_interfaces(list.get()));
 }
+
+std::string up_interfaces() { return up_interfaces(list_interfaces().get()); }
 
 }  // namespace crossdock

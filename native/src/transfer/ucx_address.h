@@ -32,4 +32,7 @@ Result<UcxRemoteKeys> decode_ucx_remote_keys(std::span<const std::byte> bytes);
 // or of loopback. NOT_FOUND names the interfaces there are.
 Result<std::vector<std::byte>> listen_address(const std::string& interface, uint16_t port);
 
+// Names of the interfaces that are up and have an IPv4 address, comma-separated.
+std::string up_interfaces();
+
 }  // namespace crossdock

@@ -256,7 +256,7 @@ void UcxPeer::on_wired(void* request, ucs_status_t status, void* user_data) {
 Status UcxPeer::open_link() {
   const std::span<std::byte> segment(fabric_.network_memory->data(),
                                      fabric_.network_memory->size());
-  if (transport_ == TransportKind::kTcp) {
+  if (sends_frames()) {
     frame_link_ = std::make_unique<FrameLink>(data_endpoint_, fabric_.self->epoch, incarnation_,
                                               segment, data_path_);
     data_path_.open(*frame_link_);
@@ -338,7 +338,18 @@ void UcxPeer::advance_handshake(Clock::time_point now) {
 
 void UcxPeer::become_ready() {
   phase_ = Phase::kReady;
-  fabric_.events->emplace_back(PeerReady{id_, transport_, shared_memory_});
+  fabric_.events->emplace_back(PeerReady{id_, transport_, shared_memory_, staged()});
+}
+
+bool UcxPeer::sends_frames() const {
+  if (transport_ != TransportKind::kRc) return transport_ == TransportKind::kTcp;
+  return keys_.network.empty() || fabric_.network_memory->handle() == nullptr;
+}
+
+std::string UcxPeer::staged() const {
+  if (transport_ == TransportKind::kSharedMemory) return {};
+  if (!fabric_.self->staged.empty()) return "here: " + fabric_.self->staged;
+  return remote_.staged.empty() ? std::string() : "at the peer: " + remote_.staged;
 }
 
 void UcxPeer::notify(std::span<const std::byte> message) {

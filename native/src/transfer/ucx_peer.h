@@ -114,6 +114,8 @@ class UcxPeer {
   static void on_wired(void* request, ucs_status_t status, void* user_data);
   void open_data_path();
   Status open_link();
+  bool sends_frames() const;
+  std::string staged() const;
   DataLink* link() const;
   void advance_handshake(Clock::time_point now);
   void become_ready();
@@ -164,7 +166,7 @@ class UcxPeer {
 
   Channel channel_;
   DataPath data_path_;
-  std::unique_ptr<FrameLink> frame_link_;  // over tcp
+  std::unique_ptr<FrameLink> frame_link_;  // over tcp, and where a segment is not registered
   std::unique_ptr<DataLink> other_link_;   // otherwise
   std::vector<FrameHeader> early_fences_;
   bool bad_frame_ = false;

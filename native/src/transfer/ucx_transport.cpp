@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 
 #include "spans.h"
@@ -18,24 +19,27 @@ constexpr size_t kMessagesMax = 4'096;     // outstanding, per peer
 constexpr auto kShutdownMax = std::chrono::seconds(2);
 
 // Of the worker that carries channels, and data that does not go through shared memory.
-UcxOptions network_options(const TransportConfig& config, bool rc, bool tcp) {
+UcxOptions network_options(const TransportConfig& config, bool rc) {
+  // Connections are made over TCP, whatever carries them then, and UCX makes none over a device
+  // that it may not use: so tcp is there with rc, too. The end of a process closes its socket at
+  // once; a queue pair would have to time out.
   UcxOptions options = {
-      {"TLS", rc ? (tcp ? "rc,tcp,self" : "rc,self") : "tcp,self"},
-      // Connections are made over TCP, whatever carries them then. The end of a
-      // process closes its socket at once; a queue pair times out.
+      {"TLS", rc ? "rc,tcp,self" : "tcp,self"},
       {"SOCKADDR_TLS_PRIORITY", "tcp"},
       // Frames of 256 KiB move 4.3 GB/s over loopback, UCX's default of 8 KiB 0.9.
       {"TCP_TX_SEG_SIZE", "256k"},
       {"TCP_RX_SEG_SIZE", "256k"},
       // Never from the heap, whose bytes are not zero.
       {"ALLOC_PRIO", config.huge_pages ? "huge,mmap" : "mmap"}};
-  if (rc) options.emplace_back("IB_GID_INDEX", config.gid_index);
-  std::string devices = rc ? config.rdma_device : "";
-  if (tcp && !config.bind_interface.empty()) {
-    devices += (devices.empty() ? "" : ",") + config.bind_interface;
+  const std::string& interface = config.bind_interface;
+  if (rc) {
+    options.emplace_back("NET_DEVICES", config.rdma_device + "," +
+                                            (interface.empty() ? up_interfaces() : interface));
+    // UCX takes the options of a device from nowhere else.
+    ::setenv("UCX_IB_GID_INDEX", config.gid_index.c_str(), 1);
+  } else if (!interface.empty()) {
+    options.emplace_back("NET_DEVICES", interface);
   }
-  const bool all_named = !tcp || !config.bind_interface.empty();
-  if (all_named) options.emplace_back("NET_DEVICES", devices);
   return options;
 }
 
@@ -79,70 +83,117 @@ UcxTransport::UcxTransport(const TransportConfig& config, uint64_t epoch) : conf
   descriptor_.segment_bytes = config.segment_bytes;
 }
 
+bool UcxTransport::uses_rc() const {
+  return config_.transport == "rc" || (config_.transport == "auto" && !config_.rdma_device.empty());
+}
+
+// `staged`: memory that could not be registered is to be sent. UCX then copies it through buffers
+// that it has registered, rather than try the same again with every message.
+Status UcxTransport::open_network(bool staged) {
+  UcxOptions options = network_options(config_, uses_rc());
+  if (staged) options.emplace_back("ZCOPY_THRESH", "inf");
+  network_.reset();
+  auto network = UcxWorker::create(UCP_FEATURE_RMA | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP, options);
+  if (!network.ok()) return network.status();
+  network_ = std::move(network).value();
+  return {};
+}
+
 Status UcxTransport::open_workers() {
   const bool automatic = config_.transport == "auto";
-  const bool shared = automatic || config_.transport == "shm";
-  const bool rc = config_.transport == "rc" || (automatic && !config_.rdma_device.empty());
-  const bool tcp = !rc || automatic;
-  if (rc && config_.rdma_device.empty()) {
+  if (uses_rc() && config_.rdma_device.empty()) {
     return {StatusCode::kFailedPrecondition,
             "transport is \"rc\" and rdma_device is empty; `crossdock doctor` lists the ports of "
             "this machine and what keeps them from being used"};
   }
-  auto network = UcxWorker::create(UCP_FEATURE_RMA | UCP_FEATURE_AM | UCP_FEATURE_WAKEUP,
-                                   network_options(config_, rc, tcp));
-  if (!network.ok()) return network.status();
-  network_ = std::move(network).value();
-  if (shared) {
-    auto worker = UcxWorker::create(UCP_FEATURE_RMA,
-                                    {{"TLS", "posix,self"},
-                                     {"ALLOC_PRIO", "md:posix"},
-                                     {"POSIX_HUGETLB_MODE", config_.huge_pages ? "try" : "n"}});
-    if (worker.ok()) {
-      shared_ = std::move(worker).value();
-    } else if (!automatic) {
-      return worker.status();
-    }
-  }
-  std::string& offered = descriptor_.transports;
-  if (shared_ != nullptr) offered = "shm";
-  if (config_.transport != "shm") {
-    if (rc) offered += offered.empty() ? "rc" : ",rc";
-    if (tcp) offered += offered.empty() ? "tcp" : ",tcp";
+  Status network = open_network(false);
+  if (!network.ok() || (!automatic && config_.transport != "shm")) return network;
+  auto worker = UcxWorker::create(UCP_FEATURE_RMA,
+                                  {{"TLS", "posix,self"},
+                                   {"ALLOC_PRIO", "md:posix"},
+                                   {"POSIX_HUGETLB_MODE", config_.huge_pages ? "try" : "n"}});
+  if (worker.ok()) {
+    shared_ = std::move(worker).value();
+  } else if (automatic) {
+    descriptor_.staged = worker.status().message();
+  } else {
+    return worker.status();
   }
   return {};
 }
 
+// The segment is memory that peers reach: shared, and registered with the network. What of that
+// cannot be had is done without where there is another way, and `staged` says why.
 Status UcxTransport::open_segment() {
   UcxAddress address;
   UcxRemoteKeys keys;
-  UcxWorker& owner = shared_ != nullptr ? *shared_ : *network_;
-  auto memory = UcxMemory::allocate(owner, config_.segment_bytes, shared_ != nullptr);
-  if (!memory.ok()) return memory.status();
-  if (shared_ != nullptr) {
-    shared_memory_ = std::move(memory).value();
-    auto mapped = UcxMemory::map(*network_, shared_memory_->data(), shared_memory_->size());
-    if (!mapped.ok()) return mapped.status();
-    network_memory_ = std::move(mapped).value();
-    auto worker_address = shared_->address();
-    if (!worker_address.ok()) return worker_address.status();
-    address.shared_memory = std::move(worker_address).value();
-    auto key = shared_memory_->remote_key();
-    if (!key.ok()) return key.status();
-    keys.shared_memory = std::move(key).value();
-  } else {
-    network_memory_ = std::move(memory).value();
+  Status shared = open_shared_memory(address, keys);
+  if (!shared.ok() && config_.transport == "shm") return shared;
+  if (!shared.ok()) {
+    shared_memory_.reset();
+    shared_.reset();
+    address = {};
+    keys = {};
+    descriptor_.staged = shared.message();
   }
-  auto key = network_memory_->remote_key();
-  if (!key.ok()) return key.status();
-  keys.network = std::move(key).value();
+  Status network = open_network_memory(keys);
+  if (!network.ok()) network = stage_network_memory(network);
+  if (!network.ok()) return network;
   auto listener = listen_address(config_.bind_interface, config_.listen_port);
   if (!listener.ok()) return listener.status();
   address.listener = std::move(listener).value();
   descriptor_.worker_address = encode(address);
   descriptor_.remote_key = encode(keys);
   descriptor_.segment_address = reinterpret_cast<uint64_t>(network_memory_->data());
+  offer_transports();
   return {};
+}
+
+Status UcxTransport::open_shared_memory(UcxAddress& address, UcxRemoteKeys& keys) {
+  if (shared_ == nullptr) return {};
+  auto memory = UcxMemory::allocate(*shared_, config_.segment_bytes, true);
+  if (!memory.ok()) return memory.status();
+  shared_memory_ = std::move(memory).value();
+  auto worker_address = shared_->address();
+  if (!worker_address.ok()) return worker_address.status();
+  address.shared_memory = std::move(worker_address).value();
+  auto key = shared_memory_->remote_key();
+  if (!key.ok()) return key.status();
+  keys.shared_memory = std::move(key).value();
+  return {};
+}
+
+Status UcxTransport::open_network_memory(UcxRemoteKeys& keys) {
+  auto memory = shared_memory_ != nullptr
+                    ? UcxMemory::map(*network_, shared_memory_->data(), shared_memory_->size())
+                    : UcxMemory::allocate(*network_, config_.segment_bytes, false);
+  if (!memory.ok()) return memory.status();
+  auto key = memory.value()->remote_key();
+  if (!key.ok()) return key.status();
+  network_memory_ = std::move(memory).value();
+  keys.network = std::move(key).value();
+  return {};
+}
+
+// Without a key of ours the peer sends its bytes in frames.
+Status UcxTransport::stage_network_memory(const Status& why) {
+  if (shared_memory_ != nullptr) {
+    network_memory_ = UcxMemory::unregistered(shared_memory_->data(), shared_memory_->size());
+  } else {
+    auto memory = UcxMemory::plain(config_.segment_bytes);
+    if (!memory.ok()) return memory.status();
+    network_memory_ = std::move(memory).value();
+  }
+  if (config_.transport != "shm") descriptor_.staged = why.message();
+  return open_network(true);
+}
+
+void UcxTransport::offer_transports() {
+  std::string& offered = descriptor_.transports;
+  if (shared_ != nullptr) offered = "shm";
+  if (config_.transport == "shm") return;
+  if (uses_rc()) offered += offered.empty() ? "rc" : ",rc";
+  if (uses_tcp()) offered += offered.empty() ? "tcp" : ",tcp";
 }
 
 Status UcxTransport::set_message_callback(unsigned id, ucp_am_recv_callback_t callback) {

@@ -38,8 +38,15 @@ class UcxTransport : public Transport {
   };
 
   UcxTransport(const TransportConfig& config, uint64_t epoch);
+  bool uses_rc() const;
+  bool uses_tcp() const { return !uses_rc() || config_.transport == "auto"; }
+  Status open_network(bool staged);
   Status open_workers();
   Status open_segment();
+  Status open_shared_memory(UcxAddress& address, UcxRemoteKeys& keys);
+  Status open_network_memory(UcxRemoteKeys& keys);
+  Status stage_network_memory(const Status& why);
+  void offer_transports();
   Status open_listener();
   Status watch_worker();
   void fill_fabric();

@@ -154,7 +154,7 @@ Result<std::unique_ptr<UcxMemory>> UcxMemory::allocate(UcxWorker& worker, size_t
   attributes.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS;
   status = ucp_mem_query(handle, &attributes);
   auto* data = static_cast<std::byte*>(attributes.address);
-  std::unique_ptr<UcxMemory> result(new UcxMemory(worker, handle, data, bytes));
+  std::unique_ptr<UcxMemory> result(new UcxMemory(&worker, handle, data, bytes));
   if (status != UCS_OK) return status_of(status, "address of the segment");
   Status populated = populate(data, bytes);
   if (!populated.ok()) return populated;
@@ -173,15 +173,36 @@ Result<std::unique_ptr<UcxMemory>> UcxMemory::map(UcxWorker& worker, std::byte* 
     return status_of(status, "registering a segment of " + std::to_string(bytes) +
                                  " bytes (is the limit of locked memory, ulimit -l, too low?)");
   }
-  return std::unique_ptr<UcxMemory>(new UcxMemory(worker, handle, data, bytes));
+  return std::unique_ptr<UcxMemory>(new UcxMemory(&worker, handle, data, bytes));
 }
 
-UcxMemory::~UcxMemory() { ucp_mem_unmap(worker_.context(), handle_); }
+Result<std::unique_ptr<UcxMemory>> UcxMemory::plain(size_t bytes) {
+  const uint64_t memory = available_memory_bytes();
+  if (memory != 0 && bytes > memory) return too_little("memory", bytes, memory);
+  void* mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapped == MAP_FAILED) return too_little("memory", bytes, memory);
+  auto* data = static_cast<std::byte*>(mapped);
+  auto result = unregistered(data, bytes);
+  result->owned_ = true;
+  Status populated = populate(data, bytes);
+  if (!populated.ok()) return populated;
+  return result;
+}
+
+std::unique_ptr<UcxMemory> UcxMemory::unregistered(std::byte* data, size_t bytes) {
+  return std::unique_ptr<UcxMemory>(new UcxMemory(nullptr, nullptr, data, bytes));
+}
+
+UcxMemory::~UcxMemory() {
+  if (handle_ != nullptr) ucp_mem_unmap(worker_->context(), handle_);
+  if (owned_) ::munmap(data_, bytes_);
+}
 
 Result<std::vector<std::byte>> UcxMemory::remote_key() const {
   void* key = nullptr;
   size_t length = 0;
-  const ucs_status_t status = ucp_rkey_pack(worker_.context(), handle_, &key, &length);
+  const ucs_status_t status = ucp_rkey_pack(worker_->context(), handle_, &key, &length);
   if (status != UCS_OK) return status_of(status, "remote key of the segment");
   const auto* begin = static_cast<const std::byte*>(key);
   std::vector<std::byte> bytes(begin, begin + length);

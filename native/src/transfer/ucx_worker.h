@@ -48,6 +48,9 @@ class UcxMemory {
   static Result<std::unique_ptr<UcxMemory>> allocate(UcxWorker& worker, size_t bytes, bool shared);
   // Registers memory that something else owns.
   static Result<std::unique_ptr<UcxMemory>> map(UcxWorker& worker, std::byte* data, size_t bytes);
+  // Memory that is registered nowhere: its bytes travel only in messages. Ours, or another's.
+  static Result<std::unique_ptr<UcxMemory>> plain(size_t bytes);
+  static std::unique_ptr<UcxMemory> unregistered(std::byte* data, size_t bytes);
   ~UcxMemory();
   UcxMemory(const UcxMemory&) = delete;
   UcxMemory& operator=(const UcxMemory&) = delete;
@@ -58,10 +61,11 @@ class UcxMemory {
   Result<std::vector<std::byte>> remote_key() const;
 
  private:
-  UcxMemory(UcxWorker& worker, ucp_mem_h handle, std::byte* data, size_t bytes)
+  UcxMemory(UcxWorker* worker, ucp_mem_h handle, std::byte* data, size_t bytes)
       : worker_(worker), handle_(handle), data_(data), bytes_(bytes) {}
-  UcxWorker& worker_;
-  ucp_mem_h handle_;
+  UcxWorker* worker_;
+  ucp_mem_h handle_;    // null: unregistered
+  bool owned_ = false;  // without a handle: mapped by us
   std::byte* data_;
   size_t bytes_;
 };

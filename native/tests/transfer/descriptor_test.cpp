@@ -22,6 +22,7 @@ EndpointDescriptor example() {
   descriptor.segment_address = 0x7f00'0000'0000;
   descriptor.segment_bytes = 1u << 30;
   descriptor.transports = "shm,tcp";
+  descriptor.staged = "too little of it";
   return descriptor;
 }
 
@@ -38,6 +39,7 @@ TEST(EndpointDescriptor, ComesBackFromItsBytes) {
   EXPECT_EQ(back.segment_address, example().segment_address);
   EXPECT_EQ(back.segment_bytes, example().segment_bytes);
   EXPECT_EQ(back.transports, example().transports);
+  EXPECT_EQ(back.staged, example().staged);
 }
 
 TEST(EndpointDescriptor, EveryCutAndEveryExtraByteIsRefused) {

@@ -1,19 +1,21 @@
 // Two UCX transports in one process, over shared memory and over TCP.
 #include <poll.h>
+#include <signal.h>
+#include <sys/resource.h>
 
 #include "pair.h"
 
 namespace crossdock {
 namespace {
 
-constexpr uint64_t kSegmentBytes = 32u << 20;
+const uint64_t kSegmentBytes = 32 * kTestMiB;
 constexpr PeerId kPeer = 1;
 
 class UcxTransportTest : public ::testing::TestWithParam<std::string> {
  protected:
   void open() {
     pair_.a.open(test_config(GetParam(), kSegmentBytes), random_bits());
-    pair_.b.open(test_config(GetParam(), kSegmentBytes), random_bits());
+    pair_.b.open(test_config(GetParam(), kSegmentBytes, 1), random_bits());
   }
   void open_and_connect() {
     ASSERT_NO_FATAL_FAILURE(open());
@@ -61,33 +63,34 @@ TEST_P(UcxTransportTest, AWriteLandsWhereItWasSentAndNowhereElse) {
   open_and_connect();
   fill(pair_.a.transport->segment(), 1);
   ASSERT_TRUE(
-      pair_.a.transport->post(WriteSpans{1, kPeer, {{4096, 1u << 20, 20u << 20}, {0, 7, 5}}}).ok());
+      pair_.a.transport->post(WriteSpans{1, kPeer, {{4096, kTestMiB, 20 * kTestMiB}, {0, 7, 5}}})
+          .ok());
   ASSERT_TRUE(pair_.a.transport->post(Fence{2, kPeer}).ok());
   const auto* write = finish(pair_.a, 1);
   ASSERT_NE(write, nullptr);
   EXPECT_TRUE(write->status.ok()) << write->status.to_string();
-  EXPECT_EQ(write->bytes, (20u << 20) + 5);
+  EXPECT_EQ(write->bytes, 20 * kTestMiB + 5);
   const auto* fence = finish(pair_.a, 2);
   ASSERT_NE(fence, nullptr);
   EXPECT_TRUE(fence->status.ok()) << fence->status.to_string();
   const auto source = pair_.a.transport->segment();
   const auto target = pair_.b.transport->segment();
   std::vector<std::byte> expected(kSegmentBytes);
-  std::copy_n(source.begin() + 4096, 20u << 20, expected.begin() + (1u << 20));
-  std::copy_n(source.begin(), 5, expected.begin() + 7);
+  std::copy_n(source.begin() + 4096, 20 * kTestMiB, expected.begin() + kTestMiB);
+  std::memcpy(&expected.at(7), source.data(), 5);
   EXPECT_TRUE(std::equal(expected.begin(), expected.end(), target.begin()));
 }
 
 TEST_P(UcxTransportTest, AReadBringsTheBytesOfThePeer) {
   open_and_connect();
   fill(pair_.b.transport->segment(), 9);
-  ASSERT_TRUE(pair_.a.transport->post(ReadSpans{1, kPeer, {{0, 8192, 9u << 20}}}).ok());
+  ASSERT_TRUE(pair_.a.transport->post(ReadSpans{1, kPeer, {{0, 8192, 9 * kTestMiB}}}).ok());
   const auto* read = finish(pair_.a, 1);
   ASSERT_NE(read, nullptr);
   EXPECT_TRUE(read->status.ok()) << read->status.to_string();
-  EXPECT_EQ(read->bytes, 9u << 20);
+  EXPECT_EQ(read->bytes, 9 * kTestMiB);
   const auto target = pair_.a.transport->segment();
-  EXPECT_TRUE(std::equal(target.begin(), target.begin() + (9u << 20),
+  EXPECT_TRUE(std::equal(target.begin(), target.begin() + 9 * kTestMiB,
                          pair_.b.transport->segment().begin() + 8192));
 }
 
@@ -171,14 +174,15 @@ TEST_P(UcxTransportTest, AMessageAfterAFenceFindsTheBytesInPlace) {
   open_and_connect();
   for (uint64_t round = 1; round <= 20; ++round) {
     const auto source = pair_.a.transport->segment();
-    fill(source.first(3u << 20), round);
-    ASSERT_TRUE(pair_.a.transport->post(WriteSpans{2 * round, kPeer, {{0, 4096, 3u << 20}}}).ok());
+    fill(source.first(3 * kTestMiB), round);
+    ASSERT_TRUE(
+        pair_.a.transport->post(WriteSpans{2 * round, kPeer, {{0, 4096, 3 * kTestMiB}}}).ok());
     ASSERT_TRUE(pair_.a.transport->post(Fence{2 * round + 1, kPeer}).ok());
     ASSERT_TRUE(finish(pair_.a, 2 * round + 1)->status.ok());
     ASSERT_TRUE(pair_.a.transport->post(Notify{kPeer, bytes_of("in place")}).ok());
     ASSERT_TRUE(pair_.until([&] { return pair_.b.count<MessageArrived>() == round; }));
     const auto target = pair_.b.transport->segment();
-    ASSERT_TRUE(std::equal(source.begin(), source.begin() + (3u << 20), target.begin() + 4096));
+    ASSERT_TRUE(std::equal(source.begin(), source.begin() + 3 * kTestMiB, target.begin() + 4096));
   }
 }
 
@@ -240,7 +244,7 @@ TEST_P(UcxTransportTest, DisconnectEndsOperationsAndTheOtherSideIsTold) {
   EXPECT_EQ(pair_.b.transport->post(Fence{4, kPeer}).code(), StatusCode::kUnavailable);
   // What of theirs may still land is known at once over TCP, over shared memory when they close.
   const bool at_once = pair_.a.of_peer<PeerClosed>(kPeer)->writes_stopped;
-  EXPECT_EQ(at_once, GetParam() == "tcp");
+  EXPECT_EQ(at_once, GetParam() != "shm");
   ASSERT_TRUE(pair_.b.transport->post(Disconnect{kPeer}).ok());
   EXPECT_TRUE(pair_.until([&] {
     return pair_.a.find<PeerClosed>([](const auto& closed) { return closed.writes_stopped; }) !=
@@ -260,12 +264,12 @@ TEST_P(UcxTransportTest, ANewIncarnationWorksAndForgetsTheOldOne) {
     ASSERT_TRUE(pair_.until([&] { return second.of_peer<PeerBroken>(peer) != nullptr; }));
     ASSERT_TRUE(second.transport->post(Disconnect{peer}).ok());
     ASSERT_NO_FATAL_FAILURE(pair_.connect(peer + 1, random_bits()));
-    fill(pair_.a.transport->segment().first(1u << 20), peer);
-    ASSERT_TRUE(pair_.a.transport->post(WriteSpans{peer * 10, peer + 1, {{0, 0, 1u << 20}}}).ok());
+    fill(pair_.a.transport->segment().first(kTestMiB), peer);
+    ASSERT_TRUE(pair_.a.transport->post(WriteSpans{peer * 10, peer + 1, {{0, 0, kTestMiB}}}).ok());
     ASSERT_TRUE(pair_.a.transport->post(Fence{peer * 10 + 1, peer + 1}).ok());
     ASSERT_TRUE(finish(pair_.a, peer * 10 + 1)->status.ok());
     const auto source = pair_.a.transport->segment();
-    ASSERT_TRUE(std::equal(source.begin(), source.begin() + (1u << 20),
+    ASSERT_TRUE(std::equal(source.begin(), source.begin() + kTestMiB,
                            pair_.b.transport->segment().begin()));
   }
 }
@@ -345,7 +349,7 @@ TEST_P(UcxTransportTest, TheWakeUpDescriptorTellsOfEverything) {
   EXPECT_TRUE(sleep_until_poll_reports(pair_.b, before + 1));
 }
 
-INSTANTIATE_TEST_SUITE_P(Transports, UcxTransportTest, ::testing::Values("shm", "tcp"),
+INSTANTIATE_TEST_SUITE_P(Transports, UcxTransportTest, ::testing::ValuesIn(transports_to_test()),
                          [](const auto& param) { return param.param; });
 
 TEST(UcxTransportChoice, AutoTakesSharedMemoryOnOneHost) {
@@ -403,6 +407,63 @@ TEST(UcxTransportChoice, OneSideThatCannotUseSharedMemoryMovesBothToTcp) {
   EXPECT_EQ(pair.a.of_peer<PeerReady>(kPeer)->shared_memory, SharedMemory::kProcessUnseen);
   EXPECT_EQ(pair.b.of_peer<PeerReady>(kPeer)->shared_memory, SharedMemory::kNotMappedByPeer);
 }
+
+// The kernel grants no file of that size, shared memory among them, while this lives.
+class SmallFiles {
+ public:
+  explicit SmallFiles(rlim_t bytes) {
+    ::signal(SIGXFSZ, SIG_IGN);
+    EXPECT_EQ(::getrlimit(RLIMIT_FSIZE, &before_), 0);
+    const rlimit small{bytes, before_.rlim_max};
+    EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  }
+  ~SmallFiles() {
+    EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &before_), 0);
+    ::signal(SIGXFSZ, SIG_DFL);
+  }
+
+ private:
+  rlimit before_{};
+};
+
+// Too little for the segment, and for anything that UCX itself shares.
+class UcxStagingTest : public ::testing::TestWithParam<std::pair<rlim_t, const char*>> {};
+
+TEST_P(UcxStagingTest, ASegmentThatCannotBeSharedIsStagedAndSaysWhy) {
+  constexpr uint64_t kBytes = 32u << 20;
+  const auto [limit, word] = GetParam();
+  Pair pair;
+  {
+    const SmallFiles small(limit);
+    pair.a.open(test_config("auto", kBytes), 1);
+    auto shared = create_ucx_transport(test_config("shm", kBytes), 9);
+    EXPECT_FALSE(shared.ok()) << "asked for by name, it is an error";
+  }
+  const std::string reason = pair.a.transport->descriptor().staged;
+  EXPECT_NE(reason.find(word), std::string::npos) << reason;
+  EXPECT_EQ(pair.a.transport->descriptor().transports, "tcp");
+  EXPECT_TRUE(all_zero(pair.a.transport->segment()));
+  pair.b.open(test_config("auto", kBytes), 2);
+  EXPECT_EQ(pair.b.transport->descriptor().staged, "");
+  ASSERT_NO_FATAL_FAILURE(pair.connect(kPeer, 3));
+  const auto* ready_a = pair.a.of_peer<PeerReady>(kPeer);
+  const auto* ready_b = pair.b.of_peer<PeerReady>(kPeer);
+  EXPECT_EQ(ready_a->transport, TransportKind::kTcp);
+  EXPECT_EQ(ready_b->shared_memory, SharedMemory::kNotOffered);
+  EXPECT_EQ(ready_a->staged, "here: " + reason);
+  EXPECT_EQ(ready_b->staged, "at the peer: " + reason);
+  fill(pair.a.transport->segment(), 5);
+  ASSERT_TRUE(pair.a.transport->post(WriteSpans{1, kPeer, {{0, 0, kBytes}}}).ok());
+  ASSERT_TRUE(pair.a.transport->post(Fence{2, kPeer}).ok());
+  ASSERT_TRUE(pair.until([&] { return pair.a.done(2) != nullptr; }));
+  const auto from = pair.a.transport->segment();
+  EXPECT_TRUE(std::equal(from.begin(), from.end(), pair.b.transport->segment().begin()));
+}
+
+INSTANTIATE_TEST_SUITE_P(Limits, UcxStagingTest,
+                         ::testing::Values(std::pair<rlim_t, const char*>{16u << 20, "33554432"},
+                                           std::pair<rlim_t, const char*>{1u << 16, "posix"}),
+                         [](const auto& param) { return std::to_string(param.param.first); });
 
 TEST(UcxTransportChoice, NothingInCommonIsRefusedWithBothValues) {
   Pair pair;

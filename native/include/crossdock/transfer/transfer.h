@@ -54,6 +54,9 @@ struct EndpointDescriptor {
   uint64_t segment_address = 0;
   uint64_t segment_bytes = 0;
   std::string transports;  // what this side offers, comma-separated: "shm,tcp"
+  // Why the segment could not be shared or registered, so that its bytes are copied through UCX's
+  // own buffers instead; empty: it was.
+  std::string staged;
 };
 std::vector<std::byte> encode(const EndpointDescriptor& descriptor);
 Result<EndpointDescriptor> decode_endpoint(std::span<const std::byte> bytes);
@@ -117,6 +120,7 @@ struct PeerReady {
   PeerId peer = 0;
   TransportKind transport = TransportKind::kSharedMemory;  // of the data endpoint
   SharedMemory shared_memory = SharedMemory::kUsed;        // or why it is not used
+  std::string staged;  // where data is staged that need not be: by which side, and why
 };
 // The connection failed or the peer is gone. Its outstanding operations end with an error; the
 // caller answers with Disconnect.
