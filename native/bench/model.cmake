@@ -1,7 +1,7 @@
 set(bench_engine_sources
   bench/model/attention_cases.cpp bench/model/bench_engine.cpp bench/model/machine_limits.cpp
-  bench/model/model_cases.cpp bench/model/product_cases.cpp bench/model/random_model.cpp
-  bench/model/report.cpp)
+  bench/model/mla_cases.cpp bench/model/model_cases.cpp bench/model/product_cases.cpp
+  bench/model/random_model.cpp bench/model/report.cpp)
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   list(APPEND bench_engine_sources
     bench/model/machine_limits_avx2.cpp bench/model/machine_limits_avx512.cpp)

@@ -3,6 +3,9 @@
 //   bench_engine [--model DIR] [--weight-dtype D] [--weight-cache DIR] [--kv-dtype D]
 //                [--kernels K] [--threads N] [--repeats N] [--case BEGINNING[,BEGINNING...]]
 //
+// The cases of latent attention (mla_...) run on a model of their own; --model DIR is the other
+// cases' unless it has latent attention.
+//
 // Prints one JSON line a case: value, the limit measured in the same seconds on the same threads,
 // and the median ratio over the repeats.
 #include <algorithm>
@@ -80,7 +83,8 @@ int main_with(Options options) {
   const Report report(options, limits);
   bench_products(report, options, pool);
   bench_attention(report, options, pool);
-  return bench_model(report, options, pool);
+  const bool failed = bench_model(report, options, pool) != 0;
+  return bench_mla(report, options) != 0 || failed ? 1 : 0;
 }
 
 }  // namespace

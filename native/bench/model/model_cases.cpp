@@ -233,6 +233,10 @@ int bench_model(const Report& report, const Options& options, ThreadPool& pool) 
                    [&](const char* name) { return report.wants(name); })) {
     return 0;
   }
+  if (is_latent(options.model)) {
+    std::fputs("bench_engine: a model with latent attention has cases of its own\n", stderr);
+    return 0;
+  }
   auto loaded = load_engine(options);
   if (!loaded.ok()) {
     std::fprintf(stderr, "bench_engine: %s\n", loaded.status().to_string().c_str());

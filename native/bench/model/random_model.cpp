@@ -15,24 +15,44 @@ struct Planned {
   std::vector<uint64_t> shape;
 };
 
-std::vector<Planned> plan(const nlohmann::json& config) {
-  const uint64_t hidden = config["hidden_size"], inner = config["intermediate_size"];
-  const uint64_t head_dim = config["head_dim"];
+using Json = nlohmann::json;
+
+std::vector<Planned> gqa(const Json& config) {
+  const uint64_t hidden = config["hidden_size"], head_dim = config["head_dim"];
   const uint64_t q = config["num_attention_heads"].get<uint64_t>() * head_dim;
   const uint64_t kv = config["num_key_value_heads"].get<uint64_t>() * head_dim;
+  return {{"q_proj", {q, hidden}},
+          {"k_proj", {kv, hidden}},
+          {"v_proj", {kv, hidden}},
+          {"o_proj", {hidden, q}}};
+}
+
+std::vector<Planned> mla(const Json& config) {
+  const uint64_t hidden = config["hidden_size"], heads = config["num_attention_heads"];
+  const uint64_t latent = config["kv_lora_rank"], rope = config["qk_rope_head_dim"];
+  const uint64_t nope = config["qk_nope_head_dim"], value = config["v_head_dim"];
+  return {{"q_proj", {heads * (nope + rope), hidden}},
+          {"kv_a_proj_with_mqa", {latent + rope, hidden}},
+          {"kv_a_layernorm", {latent}},
+          {"kv_b_proj", {heads * (nope + value), latent}},
+          {"o_proj", {hidden, heads * value}}};
+}
+
+std::vector<Planned> plan(const Json& config) {
+  const uint64_t hidden = config["hidden_size"], inner = config["intermediate_size"];
+  const auto attention = config.contains("kv_lora_rank") ? mla(config) : gqa(config);
   std::vector<Planned> tensors = {{"model.embed_tokens.weight", {config["vocab_size"], hidden}},
                                   {"model.norm.weight", {hidden}}};
   for (uint64_t layer = 0; layer < config["num_hidden_layers"]; ++layer) {
     const std::string prefix = "model.layers." + std::to_string(layer) + ".";
     tensors.insert(tensors.end(), {{prefix + "input_layernorm.weight", {hidden}},
                                    {prefix + "post_attention_layernorm.weight", {hidden}},
-                                   {prefix + "self_attn.q_proj.weight", {q, hidden}},
-                                   {prefix + "self_attn.k_proj.weight", {kv, hidden}},
-                                   {prefix + "self_attn.v_proj.weight", {kv, hidden}},
-                                   {prefix + "self_attn.o_proj.weight", {hidden, q}},
                                    {prefix + "mlp.gate_proj.weight", {inner, hidden}},
                                    {prefix + "mlp.up_proj.weight", {inner, hidden}},
                                    {prefix + "mlp.down_proj.weight", {hidden, inner}}});
+    for (const auto& [name, shape] : attention) {
+      tensors.push_back({prefix + "self_attn." + name + ".weight", shape});
+    }
   }
   return tensors;
 }
@@ -44,22 +64,7 @@ uint16_t draw(uint64_t& state, float spread) {
   return static_cast<uint16_t>(std::bit_cast<uint32_t>(unit * spread) >> 16);
 }
 
-}  // namespace
-
-void write_random_model(const std::string& directory) {
-  const nlohmann::json config = {{"architectures", {"LlamaForCausalLM"}},
-                                 {"hidden_size", 576},
-                                 {"intermediate_size", 1536},
-                                 {"num_hidden_layers", 30},
-                                 {"num_attention_heads", 9},
-                                 {"num_key_value_heads", 3},
-                                 {"head_dim", 64},
-                                 {"vocab_size", 49152},
-                                 {"max_position_embeddings", 8192},
-                                 {"rms_norm_eps", 1e-5},
-                                 {"rope_theta", 100000.0},
-                                 {"tie_word_embeddings", true},
-                                 {"hidden_act", "silu"}};
+void write(const std::string& directory, const Json& config) {
   std::ofstream(directory + "/config.json") << config.dump();
   const auto tensors = plan(config);
   nlohmann::json header;
@@ -83,6 +88,48 @@ void write_random_model(const std::string& directory) {
   file << text;
   file.write(reinterpret_cast<const char*>(weights.data()),
              static_cast<std::streamsize>(weights.size() * 2));
+}
+
+}  // namespace
+
+void write_random_model(const std::string& directory) {
+  write(directory, {{"architectures", {"LlamaForCausalLM"}},
+                    {"hidden_size", 576},
+                    {"intermediate_size", 1536},
+                    {"num_hidden_layers", 30},
+                    {"num_attention_heads", 9},
+                    {"num_key_value_heads", 3},
+                    {"head_dim", 64},
+                    {"vocab_size", 49152},
+                    {"max_position_embeddings", 8192},
+                    {"rms_norm_eps", 1e-5},
+                    {"rope_theta", 100000.0},
+                    {"tie_word_embeddings", true},
+                    {"hidden_act", "silu"}});
+}
+
+void write_random_mla_model(const std::string& directory) {
+  write(directory, {{"architectures", {"DeepseekV3ForCausalLM"}},
+                    {"hidden_size", 1024},
+                    {"intermediate_size", 2048},
+                    {"num_hidden_layers", 2},
+                    {"first_k_dense_replace", 2},
+                    {"num_attention_heads", 16},
+                    {"q_lora_rank", nullptr},
+                    {"kv_lora_rank", 512},
+                    {"qk_nope_head_dim", 128},
+                    {"qk_rope_head_dim", 64},
+                    {"v_head_dim", 128},
+                    {"n_routed_experts", 2},
+                    {"num_experts_per_tok", 1},
+                    {"moe_intermediate_size", 16},
+                    {"n_group", 1},
+                    {"topk_group", 1},
+                    {"vocab_size", 4096},
+                    {"max_position_embeddings", 8192},
+                    {"rms_norm_eps", 1e-6},
+                    {"tie_word_embeddings", true},
+                    {"hidden_act", "silu"}});
 }
 
 }  // namespace crossdock::bench

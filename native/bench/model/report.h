@@ -78,5 +78,8 @@ void bench_attention(const Report& report, const Options& options, ThreadPool& p
 void bench_products(const Report& report, const Options& options, ThreadPool& pool);
 // Non-zero when the model cannot be loaded.
 int bench_model(const Report& report, const Options& options, ThreadPool& pool);
+bool is_latent(const std::string& model);
+// The prompts of a model with latent attention: options.model if it has that, else a random one.
+int bench_mla(const Report& report, const Options& options);
 
 }  // namespace crossdock::bench

@@ -237,9 +237,11 @@ void read_deepseek_v2(JsonKeys& keys, ModelConfig& config) {
   keys.support(
       method == "greedy" || method == "group_limited_greedy", "topk_method",
       "\"" + method + "\" is not supported for DeepSeek-V2; greedy and group_limited_greedy are");
-  // Implementations differ on it: some ignore it, some drop the scale where it is true.
+  // transformers' class for V2 takes no notice of it; DeepSeek's own code normalises, and then
+  // leaves routed_scaling_factor out.
   keys.support(!keys.boolean_or("norm_topk_prob", false), "norm_topk_prob",
-               "true is not supported for DeepSeek-V2");
+               "true is not supported for DeepSeek-V2: transformers ignores it and DeepSeek's code "
+               "does not, so the weights of its experts are not defined; set false");
   if (method == "group_limited_greedy") {
     moe.selection = Moe::Selection::kGroupMax;
     read_groups(keys, moe, 1);

@@ -29,11 +29,14 @@ class Allocation : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(Allocation, AStepLikeOneBeforeItAllocatesNothing) {
   TemporaryDirectory directory;
-  TinyDecoder::random(tiny_config(GetParam()), "BF16", 1).write(directory.path());
-  auto loaded = load_cpu_executor({.model_directory = directory.path(),
-                                   .weights = {WeightDtype::kInt4, ""},
-                                   .kv_dtype = DType::kBf16,
-                                   .num_threads = 2});
+  const auto model = TinyDecoder::random(tiny_config(GetParam()), "BF16", 1);
+  model.write(directory.path());
+  auto loaded = load_cpu_executor(
+      {.model_directory = directory.path(),
+       .weights = {WeightDtype::kInt4, ""},
+       .kv_dtype = DType::kBf16,
+       .mla_prefill = model.is_mla() ? MlaPrefill::kExpanded : MlaPrefill::kAbsorbed,
+       .num_threads = 2});
   ASSERT_TRUE(loaded.ok()) << loaded.status().to_string();
   Executor& executor = *loaded.value();
   Slab slab(executor.layout(), 40);
@@ -43,7 +46,7 @@ TEST_P(Allocation, AStepLikeOneBeforeItAllocatesNothing) {
   for (BlockId block = 0; block < 40; ++block) blocks.push_back(block);
   // A chunk beside a decode that splits over runs.
   const BatchItem batch[] = {{std::span(tokens).first(50), 0, std::span(blocks).first(2), true},
-                             {std::span(tokens).subspan(600, 1), 600, blocks, true}};
+                             {std::span(tokens).subspan(600, 1), 600, blocks, true, 600}};
   SamplingParams params;
   params.top_k = 20;
   params.top_p = 0.9f;

@@ -6,6 +6,7 @@
 #include <memory>
 #include <ostream>
 
+#include "crossdock/kernels/kernels.h"
 #include "crossdock/model/executor.h"
 #include "tiny_decoder.h"
 
@@ -343,8 +344,9 @@ TEST(CpuExecutor, ExpandsThePromptAndNothingElse) {
   TemporaryDirectory directory;
   TinyDecoder::random(tiny_config("DeepseekV3ForCausalLM"), "BF16", 5).write(directory.path());
   const auto tokens = random_tokens(90, 101, 2);
-  const auto logits = [&](MlaPrefill form, uint32_t first_generated, uint32_t chunk) {
-    auto config = executor_config(DType::kBf16, 2, "auto");
+  const auto logits = [&](MlaPrefill form, uint32_t first_generated, uint32_t chunk,
+                          const char* kernels = "auto") {
+    auto config = executor_config(DType::kBf16, 2, kernels);
     config.mla_prefill = form;
     Runner runner(directory.path(), config);
     runner.set_first_generated(first_generated);
@@ -361,6 +363,10 @@ TEST(CpuExecutor, ExpandsThePromptAndNothingElse) {
     EXPECT_FALSE(same_bits(mixed, absorbed)) << first_generated;
     EXPECT_FALSE(same_bits(mixed, expanded)) << first_generated;
     EXPECT_TRUE(same_bits(logits(MlaPrefill::kExpanded, first_generated, 1), mixed));
+    for (const char* kernels : {"scalar", "avx2", "avx512"}) {
+      if (!kernels::select_kernels(kernels).ok()) continue;  // not on this machine
+      EXPECT_TRUE(same_bits(logits(MlaPrefill::kExpanded, first_generated, 7, kernels), mixed));
+    }
   }
 }
 
