@@ -31,6 +31,8 @@ _STATES: Final = ("free", "owned", "cached", "quarantined")
 _SIDE: Final = {"prefill": "sender", "decode": "receiver"}
 _OUTCOME: Final = "handoff_"
 _LIVE: Final = "handoffs_"
+# What is counted for each pair, summed over all there ever were.
+_OF_PAIRS: Final = "pairs_"
 # What the status lists with its counters, and falls as well as rises.
 _GAUGES: Final = frozenset({"cached_unreferenced_blocks", "leases", "pinned_blocks"})
 _TEXTS: Final = {
@@ -41,14 +43,14 @@ _TEXTS: Final = {
     "store_blocks_written": "Blocks written to the kvstore.",
     "store_blocks_bad": "Blocks read whose bytes were not those that were stored.",
     "store_reads_declined": "Reads not made, for computing was predicted to be faster.",
-    "bytes_written": "Bytes written into the peer's memory.",
-    "bytes_read": "Bytes read from the peer's memory.",
-    "num_operations": "One-sided writes and reads posted, after merging.",
-    "num_handoffs": "Handoffs committed to the peer.",
-    "exposed_ns": "Time of those from the end of compute to the acknowledged commit.",
-    "num_blocks_read": "Blocks read from the peer instead of computed.",
-    "num_reads_declined": "Reads not made, for computing was predicted to be faster.",
-    "num_reads_failed": "Reads that failed; the blocks were computed.",
+    "bytes_written": "Bytes written into a peer's memory.",
+    "bytes_read": "Bytes read from a peer's memory.",
+    "operations": "One-sided writes, reads and fences, after merging.",
+    "handoffs": "Handoffs sent and committed.",
+    "exposed_ns": "Time of those from the first token to the acknowledged commit.",
+    "blocks_read": "Blocks read from a decode peer instead of computed.",
+    "reads_declined": "Reads not made, for computing was predicted to be faster.",
+    "reads_failed": "Reads that failed; the blocks were computed.",
     "hit_blocks": "Blocks asked for that were here.",
     "miss_blocks": "Blocks asked for that were not.",
     "reserved_blocks": "Places given to writers.",
@@ -124,7 +126,6 @@ def _engine(status: kv_pb2.InstanceStatus) -> Iterator[Metric]:
         "Prompt tokens that wait or are partly computed.",
         status.queued_tokens,
     )
-    yield _gauge("crossdock_engine_handoffs", "Live handoffs.", status.num_handoffs)
     yield CounterMetricFamily("crossdock_engine_steps", "Steps computed.", status.num_steps)
     yield CounterMetricFamily(
         "crossdock_engine_restarts", "Engines started after one died.", status.num_engine_restarts
@@ -143,11 +144,11 @@ def _pairs(status: kv_pb2.InstanceStatus) -> Iterator[Metric]:
     yield pairs
     for field in fields:
         if field.cpp_type in _INTEGERS and field.type != FieldDescriptor.TYPE_FIXED64:
-            name, divisor = base_units(field.name.removeprefix("num_"))
+            what = field.name.removeprefix("num_")
+            name, divisor = base_units(what)
+            text = f"{_TEXTS.get(what, what)} Since the pair was made."
             counted = CounterMetricFamily(
-                f"crossdock_pair_{name}",
-                _TEXTS.get(field.name, f"{field.name} of the pairs that are up."),
-                labels=["peer", "transport"],
+                f"crossdock_pair_{name}", text, labels=["peer", "transport"]
             )
             for peer in status.peers:
                 value = getattr(peer, field.name) / divisor
@@ -171,12 +172,14 @@ def _counters(status: kv_pb2.InstanceStatus) -> Iterator[Metric]:
             outcome = counter.name.removeprefix(_OUTCOME)
             outcomes.add_metric([_SIDE[status.role], outcome], counter.value)
             continue
-        name, divisor = base_units(counter.name)
-        text = _TEXTS.get(counter.name, f"{counter.name}, as the instance counts.")
+        what = counter.name.removeprefix(_OF_PAIRS)
+        group = f"{prefix}_{_OF_PAIRS}" if what != counter.name else f"{prefix}_"
+        name, divisor = base_units(what)
+        text = _TEXTS.get(what, f"{what}, as the instance counts.")
         if counter.name in _GAUGES:
-            yield _gauge(f"{prefix}_{name}", text, counter.value)
+            yield _gauge(group + name, text, counter.value)
         else:
-            yield CounterMetricFamily(f"{prefix}_{name}", text, counter.value / divisor)
+            yield CounterMetricFamily(group + name, text, counter.value / divisor)
     yield from (family for family in (live, outcomes) if family.samples)
 
 

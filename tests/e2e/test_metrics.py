@@ -67,6 +67,11 @@ def test_a_handoff_moves_the_figures_of_every_service(fleet: Fleet) -> None:
     assert moved("router", "crossdock_router_handoff_seconds_count") == 1
     assert moved("prefill", "crossdock_engine_computed_tokens_total") == len(PROMPT)
     assert moved("decode", "crossdock_engine_generated_tokens_total") > 0
+    pairs = "crossdock_engine_pairs"
+    assert moved("prefill", f"{pairs}_handoffs_total") == 1
+    assert moved("prefill", f"{pairs}_operations_total") > 0
+    assert moved("prefill", f"{pairs}_written_bytes_total") > 0
+    assert moved("prefill", f"{pairs}_exposed_seconds_total") > 0
     outcomes = "crossdock_handoff_outcomes_total"
     assert moved("prefill", outcomes, side="sender", outcome="commits") == 1
     assert moved("decode", outcomes, side="receiver", outcome="commits") == 1

@@ -38,7 +38,6 @@ def decode_status() -> kv_pb2.InstanceStatus:
         num_quarantined_blocks=4,
         num_running=1,
         num_waiting=3,
-        num_handoffs=6,
         num_steps=42,
         queued_tokens=99,
         num_engine_restarts=2,
@@ -62,7 +61,6 @@ def test_the_account_of_an_engine() -> None:
         ("crossdock_engine_sequences", "running"): 1,
         ("crossdock_engine_sequences", "waiting"): 3,
         ("crossdock_engine_queued_tokens",): 99,
-        ("crossdock_engine_handoffs",): 6,
         ("crossdock_engine_steps_total",): 42,
         ("crossdock_engine_restarts_total",): 2,
     }
@@ -81,10 +79,12 @@ def test_a_counter_that_is_new_appears_by_itself(role: str, side: str) -> None:
     status.counters.add(name="handoff_refused_moonphase", value=7)
     status.counters.add(name="moonphase_ns", value=2_500_000_000)
     status.counters.add(name="moon_bytes", value=11)
+    status.counters.add(name="pairs_bytes_moved", value=13)
     found = values(list(metrics_of(status)))
     assert found["crossdock_handoff_outcomes_total", "refused_moonphase", side] == 7
     assert found["crossdock_engine_moonphase_seconds_total",] == 2.5
     assert found["crossdock_engine_moon_bytes_total",] == 11
+    assert found["crossdock_engine_pairs_moved_bytes_total",] == 13
 
 
 def test_live_handoffs_are_counted_by_state() -> None:
