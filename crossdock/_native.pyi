@@ -191,6 +191,8 @@ class Ended:
 class PeerConnected:
     peer_id: int
     transport: str
+    not_shared: str  # why data does not go through shared memory; empty: it does
+    staged: str  # why data is copied through UCX's buffers; empty: no segment needs that
 
 class PeerDown:
     peer_id: int
@@ -218,6 +220,10 @@ class NamedCount:
     name: str
     value: int
 
+class PairReport:
+    peer_id: int
+    counters: list[NamedCount]  # named like the fields of PeerStatus
+
 class StatusReport:
     num_blocks: int
     num_free: int
@@ -230,22 +236,12 @@ class StatusReport:
     num_steps: int
     queued_tokens: int
     counters: list[NamedCount]
+    pairs: list[PairReport]
 
-Event = (
-    Ready
-    | StartFailed
-    | Tokens
-    | Started
-    | HandoffDone
-    | Ended
-    | PeerConnected
-    | PeerDown
-    | StoreLookup
-    | StoreReadDone
-    | StoreOffer
-    | StoreWritten
-    | StatusReport
-)
+_SequenceEvent = Tokens | Started | HandoffDone | Ended
+_StoreEvent = StoreLookup | StoreReadDone | StoreOffer | StoreWritten
+_PeerEvent = PeerConnected | PeerDown
+Event = Ready | StartFailed | _SequenceEvent | _StoreEvent | _PeerEvent | StatusReport
 
 class EngineLink:
     """The front's end of the two rings. Used by one thread. The engine inherits the three fds."""
@@ -271,6 +267,8 @@ class StatusError(Exception):
 class PeerReady:
     peer_id: int
     transport: str
+    not_shared: str
+    staged: str
 
 class PeerBroken:
     peer_id: int
@@ -295,6 +293,7 @@ class Segment:
         bind_interface: str = "",
     ) -> None: ...
     descriptor: bytes
+    staged: str  # why the segment could not be shared or registered; empty: it was
     event_fd: int
     """Readable while drain has something to return."""
     def connect(self, *, peer_id: int, incarnation: int, descriptor: bytes) -> None: ...

@@ -22,6 +22,7 @@ from crossdock.cli.fleet import STOP_TIMEOUT_S, Fleet, stop_recorded
 from crossdock.cli.fleet_plan import FleetOptions
 from crossdock.cli.fleet_record import DEFAULT_NAME, FleetRecord, ServiceRecord
 from crossdock.cli.model_commands import resolve_or_fetch
+from crossdock.cli.pair_table import pair_table
 from crossdock.errors import CrossdockError
 from crossdock.models import DEFAULT_MODEL
 from crossdock.models.packed import WeightDtype
@@ -242,6 +243,9 @@ def _print_status(record: FleetRecord, reports: list[dict[str, Any]]) -> None:
     console = table_console()
     console.print(f"fleet {record.name}, model {record.model_directory.name}")
     console.print(table)
+    pairs = pair_table(reports)
+    if pairs.row_count:
+        console.print(pairs)
     # What decides the bits of a result, the weights' type among it: alike where results should be.
     numerics: dict[str, list[str]] = {}
     for report in reports:

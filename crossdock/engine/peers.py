@@ -50,11 +50,19 @@ class Pair:
         self.remote = remote
         self.store = store
         self.transport = ""
+        self.not_shared = ""  # why not; empty where it is
+        self.staged = ""  # why; empty where it is not
         self.error: CrossdockError | None = None
         self._life = Lifecycle(PairState.CONNECTING, PAIR_TRANSITIONS)
         self._settled = asyncio.Event()  # READY or beyond
         self._broken = asyncio.Event()
         self._closed = asyncio.Event()
+
+    def travel_by(self, event: native.PeerConnected | native.PeerReady) -> None:
+        """How the bytes of the pair travel, as the transport has chosen."""
+        self.transport = event.transport
+        self.not_shared = event.not_shared
+        self.staged = event.staged
 
     @property
     def state(self) -> PairState:
@@ -160,7 +168,7 @@ class PeerBook:
             return
         match event:
             case native.PeerConnected():
-                pair.transport = event.transport
+                pair.travel_by(event)
                 pair.advance(PairEvent.CONNECTED)
             case native.PeerDown():
                 error = _down_error(pair, event)

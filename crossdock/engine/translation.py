@@ -10,7 +10,7 @@ from crossdock.api.v1 import decode_pb2, kv_pb2, prefill_pb2
 from crossdock.engine import limits
 from crossdock.engine.client import Engine
 from crossdock.engine.front import Front
-from crossdock.engine.peers import MAC_KEY_BYTES, PairTerms, Remote
+from crossdock.engine.peers import MAC_KEY_BYTES, Pair, PairTerms, Remote
 from crossdock.engine.validation import Request, check_text
 from crossdock.errors import CrossdockError, invalid_argument
 
@@ -137,13 +137,7 @@ async def status_of(front: Front) -> kv_pb2.InstanceStatus:
     message.eos_token_ids.extend(ready.eos_token_ids)
     message.engine_pid = engine.pid
     message.num_reserved_sequences = engine.num_sequences
-    for pair in engine.peers:
-        message.peers.add(
-            instance_id=pair.remote.instance_id,
-            epoch=pair.remote.epoch,
-            transport=pair.transport,
-            state=pair.state_name,
-        )
+    pairs = {pair.peer_id: peer_status(pair) for pair in engine.peers}
     try:
         report: native.StatusReport | None = await engine.status(limits.STATUS_MAX_S)
     except CrossdockError:  # inside a long step, or just ended
@@ -151,7 +145,25 @@ async def status_of(front: Front) -> kv_pb2.InstanceStatus:
         message.ready = message.ready and not engine.down
     if report is not None:
         _add_report(message, report)
+        for moved in report.pairs:
+            if (peer := pairs.get(moved.peer_id)) is not None:
+                for counter in moved.counters:
+                    setattr(peer, counter.name, counter.value)
+    message.peers.extend(pairs.values())
     return message
+
+
+def peer_status(pair: Pair) -> kv_pb2.PeerStatus:
+    """A pair without its counters."""
+    return kv_pb2.PeerStatus(
+        instance_id=pair.remote.instance_id,
+        epoch=pair.remote.epoch,
+        transport=pair.transport,
+        state=pair.state_name,
+        not_shared=pair.not_shared,
+        staged=bool(pair.staged),
+        staged_because=pair.staged,
+    )
 
 
 def _add_report(message: kv_pb2.InstanceStatus, report: native.StatusReport) -> None:

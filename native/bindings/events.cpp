@@ -68,7 +68,9 @@ void bind_ends(nb::module_& m) {
       .def_prop_ro("message", [](const Ended& e) { return to_text(e.message); });
   nb::class_<PeerConnected>(m, "PeerConnected")
       .def_ro("peer_id", &PeerConnected::peer_id)
-      .def_prop_ro("transport", [](const PeerConnected& e) { return to_text(e.transport); });
+      .def_prop_ro("transport", [](const PeerConnected& e) { return to_text(e.transport); })
+      .def_prop_ro("not_shared", [](const PeerConnected& e) { return to_text(e.not_shared); })
+      .def_prop_ro("staged", [](const PeerConnected& e) { return to_text(e.staged); });
   nb::class_<PeerDown>(m, "PeerDown")
       .def_ro("peer_id", &PeerDown::peer_id)
       .def_ro("closed", &PeerDown::closed)
@@ -97,6 +99,9 @@ void bind_status(nb::module_& m) {
   nb::class_<NamedCount>(m, "NamedCount")
       .def_ro("name", &NamedCount::name)
       .def_ro("value", &NamedCount::value);
+  nb::class_<PairReport>(m, "PairReport")
+      .def_ro("peer_id", &PairReport::peer_id)
+      .def_ro("counters", &PairReport::counters);
   nb::class_<StatusReport>(m, "StatusReport")
       .def_ro("num_blocks", &StatusReport::num_blocks)
       .def_ro("num_free", &StatusReport::num_free)
@@ -108,7 +113,8 @@ void bind_status(nb::module_& m) {
       .def_ro("num_handoffs", &StatusReport::num_handoffs)
       .def_ro("num_steps", &StatusReport::num_steps)
       .def_ro("queued_tokens", &StatusReport::queued_tokens)
-      .def_ro("counters", &StatusReport::counters);
+      .def_ro("counters", &StatusReport::counters)
+      .def_ro("pairs", &StatusReport::pairs);
 }
 
 }  // namespace

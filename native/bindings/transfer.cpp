@@ -51,7 +51,13 @@ void bind_changes(nb::module_& m) {
   nb::class_<PeerReady>(m, "PeerReady")
       .def_ro("peer_id", &PeerReady::peer)
       .def_prop_ro("transport",
-                   [](const PeerReady& ready) { return std::string(name(ready.transport)); });
+                   [](const PeerReady& ready) { return std::string(name(ready.transport)); })
+      .def_prop_ro("not_shared",
+                   [](const PeerReady& ready) {
+                     const bool shared = ready.shared_memory == SharedMemory::kUsed;
+                     return std::string(shared ? "" : describe(ready.shared_memory));
+                   })
+      .def_prop_ro("staged", [](const PeerReady& ready) { return to_text(ready.staged); });
   nb::class_<PeerBroken>(m, "PeerBroken")
       .def_ro("peer_id", &PeerBroken::peer)
       .def_prop_ro("code",
@@ -75,6 +81,8 @@ void bind_transfer(nb::module_& m) {
                      const auto bytes = encode(thread.descriptor());
                      return nb::bytes(bytes.data(), bytes.size());
                    })
+      .def_prop_ro("staged",
+                   [](const TransferThread& thread) { return to_text(thread.descriptor().staged); })
       .def_prop_ro("event_fd", &TransferThread::event_fd)
       .def(
           "connect",

@@ -6,6 +6,7 @@ import secrets
 import sys
 from collections.abc import Iterable
 
+import structlog
 from prometheus_client.registry import Collector
 
 from crossdock.errors import Code, CrossdockError, Reason
@@ -21,6 +22,8 @@ with requires_native("kvstore"):
     from services.kvstore.servicer import NAME, UNGATED, KvStoreServicer, register, status_of
     from services.kvstore.store import Store
     from services.kvstore.tier import Tier
+
+_log = structlog.get_logger("services.kvstore")
 
 
 class KvStoreService:
@@ -54,7 +57,7 @@ class KvStoreService:
 
 def _segment(settings: KvStoreSettings, memory_bytes: int, epoch: int) -> native.Segment:
     try:
-        return native.Segment(
+        segment = native.Segment(
             transport=settings.transport,
             segment_bytes=memory_bytes,
             epoch=epoch,
@@ -64,6 +67,9 @@ def _segment(settings: KvStoreSettings, memory_bytes: int, epoch: int) -> native
     except native.StatusError as error:
         code, message = error.args
         raise CrossdockError(Code(code), message, Reason.NOT_READY) from error
+    if segment.staged:
+        _log.warning("segment_staged", reason=segment.staged)
+    return segment
 
 
 async def build(settings: KvStoreSettings, instance_id: str) -> KvStoreService:

@@ -119,7 +119,7 @@ class StorePairs:
     def _on_ready(self, event: native.PeerReady) -> None:
         pair = self._pairs.get(event.peer_id)
         if pair is not None:
-            pair.transport = event.transport
+            pair.travel_by(event)
             pair.advance(PairEvent.CONNECTED)
             _log.info("pair_ready", peer=pair.remote.instance_id, transport=pair.transport)
 

@@ -11,7 +11,13 @@ from typing import Any
 import grpc
 
 from crossdock.api.v1 import kv_pb2, kvstore_pb2, kvstore_pb2_grpc
-from crossdock.engine.translation import digest_bytes, digest_words, remote_of, terms_of
+from crossdock.engine.translation import (
+    digest_bytes,
+    digest_words,
+    peer_status,
+    remote_of,
+    terms_of,
+)
 from crossdock.errors import invalid_argument
 from services.kvstore import limits
 from services.kvstore.store import Store
@@ -104,12 +110,7 @@ async def status_of(store: Store) -> kv_pb2.InstanceStatus:
     facts = store.facts()
     message = kv_pb2.InstanceStatus(role="kvstore", **facts.fields)
     for pair in store.pairs.live:
-        message.peers.add(
-            instance_id=pair.remote.instance_id,
-            epoch=pair.remote.epoch,
-            transport=pair.transport,
-            state=pair.state_name,
-        )
+        message.peers.append(peer_status(pair))
     for name, value in facts.counters.items():
         message.counters.add(name=name, value=value)
     return message

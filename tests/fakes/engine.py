@@ -45,6 +45,11 @@ def ready(epoch: int, **changes: Any) -> native.Ready:
     return event(native.Ready, **(fields | changes))
 
 
+def pair_ready(peer_id: int, transport: str) -> native.PeerConnected:
+    fields = {"transport": transport, "not_shared": "", "staged": ""}
+    return event(native.PeerConnected, peer_id=peer_id, **fields)
+
+
 def token(
     sequence_id: int,
     position: int,
@@ -118,6 +123,13 @@ def status_report() -> native.StatusReport:
         num_steps=42,
         queued_tokens=99,
         counters=[event(native.NamedCount, name="steps", value=42)],
+        pairs=[
+            event(
+                native.PairReport,
+                peer_id=1,
+                counters=[event(native.NamedCount, name="num_blocks_read", value=7)],
+            )
+        ],
     )
 
 
@@ -196,7 +208,7 @@ class FakeEngine:
         fields: Any = command
         match command:
             case native.ConnectPeer() if self.pairs:
-                self.emit(event(native.PeerConnected, peer_id=fields.peer_id, transport="shm"))
+                self.emit(pair_ready(fields.peer_id, "shm"))
             case native.DisconnectPeer() if self.pairs:
                 self.emit(peer_down(fields.peer_id, closed=True))
             case native.QueryStatus() if self.answers_status:

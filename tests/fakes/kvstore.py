@@ -48,7 +48,9 @@ class FakeSegment:
             raise native.StatusError(3, "endpoint descriptor is cut short")
         self.connected.append((peer_id, incarnation, descriptor))
         if self.automatic:
-            self.emit(event(native.PeerReady, peer_id=peer_id, transport="shm"))
+            self.emit(
+                event(native.PeerReady, peer_id=peer_id, transport="shm", not_shared="", staged="")
+            )
 
     def disconnect(self, peer_id: int) -> None:
         self.disconnected.append(peer_id)

@@ -237,11 +237,42 @@ class PeerStatus(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     TRANSPORT_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
+    NOT_SHARED_FIELD_NUMBER: _builtins.int
+    STAGED_FIELD_NUMBER: _builtins.int
+    STAGED_BECAUSE_FIELD_NUMBER: _builtins.int
+    BYTES_WRITTEN_FIELD_NUMBER: _builtins.int
+    BYTES_READ_FIELD_NUMBER: _builtins.int
+    NUM_OPERATIONS_FIELD_NUMBER: _builtins.int
+    NUM_HANDOFFS_FIELD_NUMBER: _builtins.int
+    EXPOSED_NS_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_READ_FIELD_NUMBER: _builtins.int
+    NUM_READS_DECLINED_FIELD_NUMBER: _builtins.int
+    NUM_READS_FAILED_FIELD_NUMBER: _builtins.int
     instance_id: _builtins.str
     epoch: _builtins.int
     transport: _builtins.str
     state: _builtins.str
     """"connecting", "ready", "broken" """
+    not_shared: _builtins.str
+    """Why KV bytes do not go through shared memory; empty: they do."""
+    staged: _builtins.bool
+    """They are copied through UCX's buffers because a segment has no registration."""
+    staged_because: _builtins.str
+    bytes_written: _builtins.int
+    """What this side moved over the pair, and the handoffs that it sent."""
+    bytes_read: _builtins.int
+    num_operations: _builtins.int
+    """One-sided, after merging."""
+    num_handoffs: _builtins.int
+    """Committed."""
+    exposed_ns: _builtins.int
+    """Of them, from the first token to the acknowledged commit, summed."""
+    num_blocks_read: _builtins.int
+    """Instead of computing them."""
+    num_reads_declined: _builtins.int
+    """Computing was predicted to be faster."""
+    num_reads_failed: _builtins.int
+    """Computed instead."""
     def __init__(
         self,
         *,
@@ -249,10 +280,21 @@ class PeerStatus(_message.Message):
         epoch: _builtins.int = ...,
         transport: _builtins.str = ...,
         state: _builtins.str = ...,
+        not_shared: _builtins.str = ...,
+        staged: _builtins.bool = ...,
+        staged_because: _builtins.str = ...,
+        bytes_written: _builtins.int = ...,
+        bytes_read: _builtins.int = ...,
+        num_operations: _builtins.int = ...,
+        num_handoffs: _builtins.int = ...,
+        exposed_ns: _builtins.int = ...,
+        num_blocks_read: _builtins.int = ...,
+        num_reads_declined: _builtins.int = ...,
+        num_reads_failed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "instance_id", b"instance_id", "state", b"state", "transport", b"transport"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_read", b"bytes_read", "bytes_written", b"bytes_written", "epoch", b"epoch", "exposed_ns", b"exposed_ns", "instance_id", b"instance_id", "not_shared", b"not_shared", "num_blocks_read", b"num_blocks_read", "num_handoffs", b"num_handoffs", "num_operations", b"num_operations", "num_reads_declined", b"num_reads_declined", "num_reads_failed", b"num_reads_failed", "staged", b"staged", "staged_because", b"staged_because", "state", b"state", "transport", b"transport"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -215,7 +215,17 @@ void Engine::on(link::QueryStatus&) {
                      {"store_blocks_bad", store_.num_blocks_bad()},
                      {"store_reads_declined", store_.num_reads_declined()}};
   for (const auto& [name, field] : pair_traffic_fields()) {
-    report.counters.push_back({std::string("pairs_") + name, senders_.ledger().total().*field});
+    const std::string_view text = name;
+    const std::string_view what = text.starts_with("num_") ? text.substr(4) : text;
+    report.counters.push_back({"pairs_" + std::string(what), senders_.ledger().total().*field});
+  }
+  for (const auto& [id, peer] : peers_.all()) {
+    if (peer.store) continue;
+    const PairTraffic traffic = senders_.ledger().traffic(id);
+    link::PairReport& pair = report.pairs.emplace_back(link::PairReport{.peer_id = id});
+    for (const auto& [name, field] : pair_traffic_fields()) {
+      pair.counters.push_back({name, traffic.*field});
+    }
   }
   for (const auto& [state, count] : table_.num_by_state()) {
     report.counters.push_back({std::string("handoffs_") + state, count});

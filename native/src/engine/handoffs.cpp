@@ -35,7 +35,11 @@ void Engine::on(PeerReady& event) {
   } else {
     tell(handoff_event::PairUp{peer->id, peer->epoch, peer->incarnation, peer->key});
   }
-  emit(link::PeerConnected{.peer_id = event.peer, .transport = std::string(name(event.transport))});
+  const bool shared = event.shared_memory == SharedMemory::kUsed;
+  emit(link::PeerConnected{.peer_id = event.peer,
+                           .transport = std::string(name(event.transport)),
+                           .not_shared = std::string(shared ? "" : describe(event.shared_memory)),
+                           .staged = event.staged});
 }
 
 void Engine::on(PeerBroken& event) { break_pair(event.peer, event.status); }

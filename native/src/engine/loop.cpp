@@ -79,6 +79,8 @@ Result<std::unique_ptr<Engine>> Engine::start(const EngineConfig& config, Engine
     return Status(failed.code(), "kv_memory_bytes is " + std::to_string(config.kv_memory_bytes) +
                                      ", with staging " + failed.message());
   }
+  const std::string& staged = transport.value()->descriptor().staged;
+  if (!staged.empty()) log_line("warning", "segment_staged", staged);
   auto clock = create_system_clock();
   if (!clock.ok()) return clock.status();
   return std::make_unique<Engine>(config, link, std::move(executor).value(),

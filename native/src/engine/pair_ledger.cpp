@@ -11,12 +11,12 @@ constexpr size_t kTailsMax = 65536;
 constexpr PairTrafficField kFields[] = {
     {"bytes_written", &PairTraffic::bytes_written},
     {"bytes_read", &PairTraffic::bytes_read},
-    {"operations", &PairTraffic::num_operations},
-    {"handoffs", &PairTraffic::num_handoffs},
+    {"num_operations", &PairTraffic::num_operations},
+    {"num_handoffs", &PairTraffic::num_handoffs},
     {"exposed_ns", &PairTraffic::exposed_ns},
-    {"blocks_read", &PairTraffic::num_blocks_read},
-    {"reads_declined", &PairTraffic::num_reads_declined},
-    {"reads_failed", &PairTraffic::num_reads_failed},
+    {"num_blocks_read", &PairTraffic::num_blocks_read},
+    {"num_reads_declined", &PairTraffic::num_reads_declined},
+    {"num_reads_failed", &PairTraffic::num_reads_failed},
 };
 static_assert(sizeof kFields / sizeof kFields[0] == sizeof(PairTraffic) / sizeof(uint64_t));
 

@@ -11,7 +11,7 @@ from crossdock import _native as native
 from crossdock.engine.lifecycle import PairState
 from crossdock.engine.peers import PairTerms, PeerBook, Remote
 from crossdock.errors import CrossdockError, Reason, engine_restarted, unreachable
-from tests.fakes.engine import event, peer_down
+from tests.fakes.engine import pair_ready, peer_down
 
 TERMS = PairTerms(incarnation=9, mac_key=b"k" * 32)
 
@@ -28,7 +28,7 @@ class Book:
         self.peers = PeerBook(self.sent.append)
 
     def connected(self, peer_id: int) -> None:
-        self.peers.on_event(event(native.PeerConnected, peer_id=peer_id, transport="tcp"))
+        self.peers.on_event(pair_ready(peer_id, "tcp"))
 
     def down(self, peer_id: int, *, closed: bool, code: int = 14) -> None:
         self.peers.on_event(peer_down(peer_id, closed=closed, code=code, message="layouts differ"))

@@ -204,7 +204,9 @@ struct Ended {
 struct PeerConnected {
   uint32_t peer_id = 0;
   std::string transport;
-  CROSSDOCK_FIELDS(peer_id, transport)
+  std::string not_shared;  // why data does not go through shared memory; empty: it does
+  std::string staged;      // why it is copied through UCX's buffers; empty: no segment needs it
+  CROSSDOCK_FIELDS(peer_id, transport, not_shared, staged)
 };
 // The pair is broken (closed = false: the front ends the stream and sends DisconnectPeer) or
 // closed for good (closed = true: nothing of ours is in flight any more).
@@ -245,6 +247,12 @@ struct NamedCount {
   uint64_t value = 0;
   CROSSDOCK_FIELDS(name, value)
 };
+// What this engine moved over a pair; the names are those of PairTraffic's fields.
+struct PairReport {
+  uint32_t peer_id = 0;
+  std::vector<NamedCount> counters;
+  CROSSDOCK_FIELDS(peer_id, counters)
+};
 struct StatusReport {
   uint32_t num_blocks = 0;
   uint32_t num_free = 0;
@@ -257,8 +265,9 @@ struct StatusReport {
   uint64_t num_steps = 0;
   uint64_t queued_tokens = 0;
   std::vector<NamedCount> counters;
+  std::vector<PairReport> pairs;
   CROSSDOCK_FIELDS(num_blocks, num_free, num_owned, num_cached, num_quarantined, num_running,
-                   num_waiting, num_handoffs, num_steps, queued_tokens, counters)
+                   num_waiting, num_handoffs, num_steps, queued_tokens, counters, pairs)
 };
 using Event =
     std::variant<Ready, StartFailed, Tokens, Started, HandoffDone, Ended, PeerConnected, PeerDown,
