@@ -214,6 +214,10 @@ def test_a_missing_model_is_named(role: str, tmp_path: Path) -> None:
         ("kvstore", "--port"),
         ("router", "--port"),
         ("router", "--http-port"),
+        ("prefill", "--metrics-port"),
+        ("decode", "--metrics-port"),
+        ("kvstore", "--metrics-port"),
+        ("router", "--metrics-port"),
     ],
 )
 def test_a_port_in_use_is_named(role: str, flag: str, tiny_model: Path) -> None:
