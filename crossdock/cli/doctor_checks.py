@@ -13,16 +13,16 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Literal
 
 from crossdock import models
+from crossdock.cli.doctor_rdma import check_mtus, check_port, check_usable
+from crossdock.cli.finding import Finding
 from crossdock.errors import CrossdockError
+from crossdock.fabric.devices import list_ports
 from crossdock.models import ModelError
 
-State = Literal["ok", "note", "missing"]
 ROOT = Path("/")
 
 _GIB = 1 << 30
@@ -31,16 +31,6 @@ _SHM_BYTES_MIN = _GIB
 _MEMORY_BYTES_MIN = 2 * _GIB
 _PYTHON_MIN = (3, 11)
 _UCX_VERSION_MIN = (1, 13)
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One fact: fine, worth knowing, or in the way; and what to do about it."""
-
-    subject: str
-    state: State
-    fact: str
-    remedy: str = ""
 
 
 def check_python() -> Finding:
@@ -162,21 +152,15 @@ def check_memory(root: Path = ROOT) -> Iterator[Finding]:
         yield Finding("huge pages", "note", "none reserved", remedy)
 
 
-def rdma_devices(root: Path = ROOT) -> list[str]:
-    """Names of the RDMA devices that the kernel shows."""
-    folder = root / "sys/class/infiniband"
-    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-
-
-def check_rdma(root: Path = ROOT) -> Finding:
-    ports = []
-    for device in rdma_devices(root):
-        for port in sorted((root / "sys/class/infiniband" / device / "ports").glob("*")):
-            state = (port / "state").read_text(encoding="utf-8").strip().split(": ")[-1]
-            ports.append(f"{device}/{port.name} {state}")
-    if ports:
-        return Finding("RDMA", "ok", ", ".join(ports))
-    return Finding("RDMA", "note", "no device", "KV blocks go over shared memory and TCP")
+def check_rdma(device: str, gid_index: int | None, root: Path = ROOT) -> Iterator[Finding]:
+    """The ports, and what `device` and `gid_index`, where they are given, would make of them."""
+    ports = list_ports(root)
+    for port in ports:
+        chosen = device in ("", port.name, port.device)
+        yield check_port(port, gid_index if chosen else None)
+    yield from check_usable(ports, device, gid_index)
+    yield from check_mtus(ports)
+    yield check_locked_memory(has_rdma=bool(ports))
 
 
 def check_models() -> Finding:
@@ -193,7 +177,7 @@ def _existing(path: Path) -> Path:
     return path if path.exists() else _existing(path.parent)
 
 
-def check_all() -> Iterator[Finding]:
+def check_all(rdma_device: str = "", gid_index: int | None = None) -> Iterator[Finding]:
     """Every check, in the order in which a fleet needs things."""
     yield check_python()
     yield check_native_module()
@@ -202,6 +186,5 @@ def check_all() -> Iterator[Finding]:
     yield check_shared_memory()
     yield from check_cpu()
     yield from check_memory()
-    yield check_rdma()
-    yield check_locked_memory(has_rdma=bool(rdma_devices()))
+    yield from check_rdma(rdma_device, gid_index)
     yield check_models()

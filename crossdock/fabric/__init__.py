@@ -1,1 +1,1 @@
-"""The RDMA fabric of this host: devices, the GIDs to use, and what the NICs count."""
+"""The RDMA fabric under the transfers: devices, their ports and what peers reach them by."""

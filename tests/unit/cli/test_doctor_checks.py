@@ -9,9 +9,7 @@ from crossdock.cli.doctor_checks import (
     check_cpu,
     check_locked_memory,
     check_memory,
-    check_rdma,
     check_shared_memory,
-    rdma_devices,
 )
 
 
@@ -43,15 +41,6 @@ def test_little_memory_is_noted(root: Path) -> None:
     memory, huge = check_memory(root)
     assert memory.state == huge.state == "note"
     assert memory.remedy
-
-
-def test_rdma_ports_are_listed_with_their_state(root: Path) -> None:
-    assert check_rdma(root).state == "note"
-    port = root / "sys/class/infiniband/rxe0/ports/1"
-    port.mkdir(parents=True)
-    (port / "state").write_text("4: ACTIVE\n", encoding="utf-8")
-    assert rdma_devices(root) == ["rxe0"]
-    assert check_rdma(root).fact == "rxe0/1 ACTIVE"
 
 
 def test_locked_memory_matters_with_rdma(monkeypatch: pytest.MonkeyPatch) -> None:

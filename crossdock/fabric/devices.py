@@ -1,0 +1,129 @@
+"""Devices and ports as the kernel shows them below /sys; nothing is opened or changed."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from crossdock.fabric.gid import Gid, GidChoice, choose_gid
+
+ROOT = Path("/")
+# What the kernel reserves around a packet's payload: the IP header (40), UDP (8), the base header
+# (12), extensions for XRC (4) and atomics (28), the checksum (4).
+_HEADER_BYTES = 96
+_MTUS_BYTES = (4096, 2048, 1024, 512, 256)
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One port of an RDMA device."""
+
+    device: str
+    number: int
+    state: str  # "ACTIVE", "DOWN", ...
+    link_layer: str  # "Ethernet" or "InfiniBand"
+    interface: str  # The network device of an Ethernet port.
+    interface_mtu_bytes: int  # 0: unknown
+    gids: tuple[Gid, ...]
+
+    @property
+    def name(self) -> str:
+        """As UCX calls it."""
+        return f"{self.device}:{self.number}"
+
+    @property
+    def is_active(self) -> bool:
+        return self.state == "ACTIVE"
+
+    @property
+    def is_roce(self) -> bool:
+        return self.link_layer == "Ethernet"
+
+    @property
+    def mtu_bytes(self) -> int:
+        """Payload of one packet that the interface's MTU leaves room for; 0: unknown."""
+        fitting = (mtu for mtu in _MTUS_BYTES if mtu + _HEADER_BYTES <= self.interface_mtu_bytes)
+        return next(fitting, 0)
+
+    def choose_gid(self, index: int | None = None) -> GidChoice:
+        return choose_gid(self.gids, self.interface, index)
+
+
+def list_ports(root: Path = ROOT) -> list[Port]:
+    """Every port of every device, by name."""
+    folder = root / "sys/class/infiniband"
+    if not folder.is_dir():
+        return []
+    return [
+        _read_port(root, device.name, port)
+        for device in sorted(folder.iterdir())
+        for port in sorted((device / "ports").glob("*"))
+    ]
+
+
+def pick_port(
+    ports: Sequence[Port], name: str = "", gid_index: int | None = None
+) -> tuple[Port, Gid | None] | None:
+    """The port that transfers take, and its GID: the one named, or the first that is usable.
+
+    None when there is none. On InfiniBand UCX chooses the GID.
+    """
+    for port in ports:
+        if not port.is_active or (name and name not in (port.name, port.device)):
+            continue
+        if not port.is_roce:
+            return port, None
+        gid = port.choose_gid(gid_index).gid
+        if gid is not None:
+            return port, gid
+    return None
+
+
+def _read_port(root: Path, device: str, folder: Path) -> Port:
+    gids = tuple(_read_gids(folder))
+    interface = next((gid.interface for gid in gids if gid.interface), "")
+    if not interface:
+        # A port without a GID. Soft-RoCE names its network device as its parent.
+        interface = _text(root / "sys/class/infiniband" / device / "parent") or _of_bus(
+            root / "sys/class/infiniband" / device
+        )
+    mtu = _text(root / "sys/class/net" / interface / "mtu") if interface else ""
+    return Port(
+        device,
+        int(folder.name),
+        _text(folder / "state").split(": ")[-1] or "unknown",
+        _text(folder / "link_layer") or "unknown",
+        interface,
+        int(mtu or 0),
+        gids,
+    )
+
+
+def _of_bus(device: Path) -> str:
+    """The network device on the same function of the bus."""
+    return next((path.name for path in sorted((device / "device/net").glob("*"))), "")
+
+
+def _read_gids(port: Path) -> list[Gid]:
+    found = []
+    for path in (port / "gids").glob("*"):
+        text = _text(path)
+        if not text:
+            continue
+        address = ipaddress.IPv6Address(text)
+        if not int(address):
+            continue
+        kind = _text(port / "gid_attrs/types" / path.name)
+        interface = _text(port / "gid_attrs/ndevs" / path.name)
+        found.append(Gid(int(path.name), address, kind, interface))
+    return sorted(found, key=lambda gid: gid.index)
+
+
+def _text(path: Path) -> str:
+    """Its one line. The kernel answers with an error for entries that are not in use."""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return ""
