@@ -120,12 +120,13 @@ void Senders::post_range(Sending& sending, uint32_t end_block, uint32_t end_laye
 
 void Senders::post_rest(const HandoffId& id, const ChoiceState& choice) {
   Sending& sending = at(id);
+  if (sending.stopping) return;  // its sequence is released
   sending.computed = true;
   sending.choice = choice;
   const auto chain = scheduler_.chain(sending.sequence_id);
   const uint32_t num_whole = scheduler_.num_computed(sending.sequence_id) / kBlockTokens;
   if (num_whole > 0) ledger_.handed_off(sending.pair, chain[num_whole - 1]);
-  if (!sending.granted || sending.stopping) return;
+  if (!sending.granted) return;
   post_blocks(sending, static_cast<uint32_t>(sending.targets.size()));
 }
 

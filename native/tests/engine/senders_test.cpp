@@ -150,6 +150,19 @@ TEST_F(SendersTest, AStoppedSenderFencesWritesThatAreDoneHere) {
   scheduler_->check();
 }
 
+// The step that computes the last chunk may end after its sequence, given up while writes were in
+// flight, was released.
+TEST_F(SendersTest, AStoppedSenderAsksNothingOfItsReleasedSequence) {
+  make(kSmall, 70, 32);
+  step();
+  grant(3, 0);
+  senders_->stop(kId);
+  scheduler_->finish(kSequence);
+  senders_->post_rest(kId, {.first_token = 7});
+  EXPECT_EQ(transfers_->all<WriteSpans>().size(), 1u);
+  EXPECT_EQ(transfers_->all<Fence>().size(), 1u);
+}
+
 TEST_F(SendersTest, AChunkGoesOutInGroupsOfLayersAsTheyFinish) {
   make(kLarge, 4 * 32, 1024);
   ASSERT_FALSE(scheduler_->plan(++tick_).empty());
