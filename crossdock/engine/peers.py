@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from crossdock import _native as native
 from crossdock.engine.lifecycle import PAIR_TRANSITIONS, Lifecycle, PairEvent, PairState
-from crossdock.errors import Code, CrossdockError, Reason, layout_mismatch, unreachable
+from crossdock.errors import Code, CrossdockError, Reason, layout_mismatch, stale_epoch, unreachable
 
 MAC_KEY_BYTES: Final = 32
+# Pairs that have ended, remembered: more than there are instances to pair with.
+_FORMER_MAX: Final = 1_024
 
 # Named in status replies.
 _STATE_NAME: Final = {
@@ -126,6 +129,7 @@ class PeerBook:
         self._send = send
         self._pairs: dict[int, Pair] = {}
         self._num_made = 0
+        self._former: deque[tuple[str, int]] = deque(maxlen=_FORMER_MAX)
         self._changed = asyncio.Event()
         self._failure: CrossdockError | None = None
 
@@ -206,13 +210,24 @@ class PeerBook:
             ) from None
 
     async def ready_with(self, instance_id: str, epoch: int, timeout_s: float) -> Pair:
-        """Waits for the pair with that engine, which the other side makes, to be ready."""
+        """Waits for the pair with that engine, which the other side makes, to be ready. Raises
+        STALE_EPOCH once it is known that another engine took the place of that one.
+        """
+        num_made_before = self._num_made
         try:
             async with asyncio.timeout(timeout_s):
                 while self._failure is None:
                     pair = self.with_instance(instance_id)
                     if pair is not None and pair.remote.epoch == epoch and pair.ready:
                         return pair
+                    if pair is not None and pair.usable and pair.remote.epoch != epoch:
+                        # An engine that we have not met may be about to take this one's place.
+                        was_met = (instance_id, epoch) in self._former
+                        if was_met or pair.peer_id > num_made_before:
+                            raise stale_epoch(
+                                f"{instance_id} runs epoch {pair.remote.epoch:016x}, the request "
+                                f"names {epoch:016x}: its engine has restarted"
+                            )
                     self._changed.clear()
                     await self._changed.wait()
                 raise self._failure
@@ -224,6 +239,7 @@ class PeerBook:
     def _close(self, pair: Pair, error: CrossdockError) -> None:
         pair.advance(PairEvent.CLOSED, error)
         self._pairs.pop(pair.peer_id, None)
+        self._former.append((pair.remote.instance_id, pair.remote.epoch))
 
     def _notify(self) -> None:
         self._changed.set()

@@ -153,6 +153,35 @@ async def test_ready_with_waits_for_the_named_epoch(book: Book) -> None:
     assert await waiting is new
 
 
+async def test_ready_with_ends_at_once_for_an_engine_that_was_replaced(book: Book) -> None:
+    former = book.peers.connect(remote(epoch=3), TERMS)
+    book.down(former.peer_id, closed=True)
+    book.peers.connect(remote(epoch=4), TERMS)
+    with pytest.raises(CrossdockError) as refused:
+        await book.peers.ready_with("prefill-1", 3, 10)
+    assert refused.value.reason == Reason.STALE_EPOCH
+
+
+async def test_ready_with_ends_when_another_engine_connects(book: Book) -> None:
+    waiting = asyncio.create_task(book.peers.ready_with("prefill-1", 3, 10))
+    await asyncio.sleep(0)
+    book.peers.connect(remote(epoch=4), TERMS)
+    with pytest.raises(CrossdockError) as refused:
+        await waiting
+    assert refused.value.reason == Reason.STALE_EPOCH
+
+
+async def test_ready_with_waits_for_an_engine_that_is_about_to_connect(book: Book) -> None:
+    old = book.peers.connect(remote(epoch=3), TERMS)
+    book.connected(old.peer_id)
+    waiting = asyncio.create_task(book.peers.ready_with("prefill-1", 4, 10))
+    await asyncio.sleep(0)
+    book.down(old.peer_id, closed=True)
+    new = book.peers.connect(remote(epoch=4), TERMS)
+    book.connected(new.peer_id)
+    assert await waiting is new
+
+
 async def test_ready_with_is_bounded(book: Book) -> None:
     with pytest.raises(CrossdockError, match="did not connect within"):
         await book.peers.ready_with("prefill-1", 3, 0.01)
