@@ -47,7 +47,7 @@ _TEXTS: Final = {
     "bytes_read": "Bytes read from a peer's memory.",
     "operations": "One-sided writes, reads and fences, after merging.",
     "handoffs": "Handoffs sent and committed.",
-    "exposed_ns": "Time of those from the first token to the acknowledged commit.",
+    "exposed_ns": "From the first token of handoffs to their acknowledged commit.",
     "blocks_read": "Blocks read from a decode peer instead of computed.",
     "reads_declined": "Reads not made, for computing was predicted to be faster.",
     "reads_failed": "Reads that failed; the blocks were computed.",

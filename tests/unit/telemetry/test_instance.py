@@ -44,7 +44,14 @@ def decode_status() -> kv_pb2.InstanceStatus:
     )
     status.peers.add(instance_id="prefill-0", transport="shm", state="ready")
     status.peers.add(instance_id="prefill-1", transport="shm", state="ready")
-    status.peers.add(instance_id="prefill-2", transport="tcp", state="broken")
+    status.peers.add(
+        instance_id="prefill-2",
+        transport="tcp",
+        state="broken",
+        staged=True,
+        bytes_written=4_096,
+        exposed_ns=1_500_000_000,
+    )
     return status
 
 
@@ -69,8 +76,16 @@ def test_the_account_of_an_engine() -> None:
 
 def test_pairs_are_counted_by_state_and_transport() -> None:
     (pairs,) = (m for m in metrics_of(decode_status()) if m.name == "crossdock_pairs")
-    counts = {(s.labels["state"], s.labels["transport"]): s.value for s in pairs.samples}
-    assert counts == {("ready", "shm"): 2, ("broken", "tcp"): 1}
+    kind = ("state", "transport", "staged")
+    counts = {tuple(s.labels[word] for word in kind): s.value for s in pairs.samples}
+    assert counts == {("ready", "shm", "false"): 2, ("broken", "tcp", "true"): 1}
+
+
+def test_what_each_pair_moved() -> None:
+    found = values(list(metrics_of(decode_status())))
+    assert found["crossdock_pair_written_bytes_total", "prefill-2", "tcp"] == 4_096
+    assert found["crossdock_pair_exposed_seconds_total", "prefill-2", "tcp"] == 1.5
+    assert found["crossdock_pair_written_bytes_total", "prefill-0", "shm"] == 0
 
 
 @pytest.mark.parametrize(("role", "side"), [("prefill", "sender"), ("decode", "receiver")])
