@@ -63,7 +63,7 @@ class OurEnd {
     });
   }
   void wait(const std::function<bool(const TransferEvent&)>& wanted) {
-    const auto deadline = Clock::now() + kWaitMax;
+    const auto deadline = SteadyClock::now() + kWaitMax;
     for (;;) {
       events_.clear();
       transport_->poll(events_);
@@ -73,7 +73,7 @@ class OurEnd {
         found = found || wanted(event);
       }
       if (found) return;
-      if (Clock::now() > deadline) fail("no answer in time");
+      if (SteadyClock::now() > deadline) fail("no answer in time");
     }
   }
 

@@ -58,10 +58,10 @@ class RawInitiator {
   void wait(void* request) {
     if (!UCS_PTR_IS_PTR(request)) return must(status_of(UCS_PTR_STATUS(request), "raw UCX"));
     ucs_status_t status = UCS_INPROGRESS;
-    const auto deadline = Clock::now() + kWaitMax;
+    const auto deadline = SteadyClock::now() + kWaitMax;
     while ((status = ucp_request_check_status(request)) == UCS_INPROGRESS) {
       worker_->progress();
-      if (Clock::now() > deadline) fail("raw UCX does not answer");
+      if (SteadyClock::now() > deadline) fail("raw UCX does not answer");
     }
     ucp_request_free(request);
     must(status_of(status, "raw UCX"));

@@ -34,8 +34,8 @@ void run_initiator(Board& board, const std::string& transport, double seconds) {
   OurEnd end(board, transport_config(transport, kSegmentBytes), Board::kInitiator);
   const std::vector<std::byte> commit(kCommitBytes);
   Samples samples;
-  const auto finish = Clock::now() + std::chrono::duration<double>(seconds);
-  while (Clock::now() < finish) {
+  const auto finish = SteadyClock::now() + std::chrono::duration<double>(seconds);
+  while (SteadyClock::now() < finish) {
     const uint64_t posted_ns = now_ns();
     end.write(kBlockBytes);
     end.notify(commit);

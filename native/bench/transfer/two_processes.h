@@ -24,7 +24,7 @@
 
 namespace crossdock {
 
-using Clock = std::chrono::steady_clock;
+using SteadyClock = std::chrono::steady_clock;
 
 constexpr uint64_t kMiB = 1u << 20;
 constexpr uint64_t kSizeMax = 256 * kMiB;
@@ -68,9 +68,9 @@ struct Board {
     blobs[slot].bytes.store(static_cast<uint32_t>(bytes.size()));
   }
   std::vector<std::byte> take(Slot slot) {
-    const auto deadline = Clock::now() + kWaitMax;
+    const auto deadline = SteadyClock::now() + kWaitMax;
     while (blobs[slot].bytes.load() == 0) {
-      if (Clock::now() > deadline) fail("the other process does not answer");
+      if (SteadyClock::now() > deadline) fail("the other process does not answer");
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
     return {blobs[slot].data, blobs[slot].data + blobs[slot].bytes.load()};
@@ -104,13 +104,13 @@ inline void run_in_two(const std::function<void(Board&)>& target,
 class Samples {
  public:
   void take(double seconds, const std::function<void()>& action) {
-    const auto end = Clock::now() + std::chrono::duration<double>(seconds);
+    const auto end = SteadyClock::now() + std::chrono::duration<double>(seconds);
     action();  // one to get going: page tables, caches, window sizes
     do {
-      const auto start = Clock::now();
+      const auto start = SteadyClock::now();
       action();
-      add(std::chrono::duration<double>(Clock::now() - start).count());
-    } while (Clock::now() < end);
+      add(std::chrono::duration<double>(SteadyClock::now() - start).count());
+    } while (SteadyClock::now() < end);
   }
   void add(double seconds) { seconds_.push_back(seconds); }
   size_t size() const { return seconds_.size(); }
