@@ -16,7 +16,7 @@ from crossdock.cli.errors import CliError
 from crossdock.errors import CrossdockError
 from crossdock.telemetry.logs import configure_logging
 
-NATIVE = ("handoff", "scheduler", "prefix", "engine")
+NATIVE = ("handoff", "handoff_overlap", "handoff_pacing", "scheduler", "prefix", "engine")
 SERVED = {
     "kv_perplexity": kv_perplexity.measure,
     "mixed_load": mixed_load.measure,

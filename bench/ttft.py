@@ -141,5 +141,18 @@ def _figures(case: str, fleet: list[FleetRun], engine: list[EngineRun]) -> Itera
     items["router and gRPC"] = through - alone - sum(items.values())
     yield Figure("ttft", f"{case}, four services", through, "ms", alone, alone / through)
     yield Figure("ttft", f"{case}, difference", through - alone, "ms")
+    # A first token of an engine by itself, and of one that hands the prompt to another.
+    prefill = _median(engine, lambda run: run.prefill)
+    handed_off = _median(fleet, lambda run: run.prefill + run.handoff)
+    yield Figure(
+        "ttft",
+        f"{case}, prefill and handoff",
+        handed_off,
+        "ms",
+        prefill,
+        prefill / handed_off,
+        against="the same prefill without",
+        wanted=0.99,
+    )
     for name, value in items.items():
         yield Figure("ttft", f"{case}, of it {name}", value, "ms")
