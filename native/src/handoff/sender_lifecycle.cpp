@@ -10,8 +10,8 @@
 //    stopped first (-> Aborting); on a broken pair only its closing proves that (-> AbortingBroken)
 //
 // Every end that the peer does not know of is told by `aborted`, while the pair is up: it means
-// that no write of this handoff is or will be in flight, which is true of any id that is not
-// Writing or Aborting, known or not. So a late grant, revoke or nack is always answered by it, and
+// that no write of this handoff is or will be in flight, which is true of any id that has ended, and
+// is made true of any that is unknown. So a late grant, revoke or nack is always answered by it, and
 // the receiver's quarantine always ends.
 #include "crossdock/handoff/lifecycle.h"
 
@@ -30,8 +30,9 @@ const Lifecycle::Row kRows[] = {
     {S::kAbsent, {I::kPrepare}, S::kWaiting, {}},
     {S::kAbsent, {I::kPrepareUnpaired}, S::kAborted, {D::kFinish}, &N::aborts, C::kUnavailable,
      "there is no connection to the decode instance"},
-    {S::kAbsent, {I::kGrant, I::kGrantMisfit, I::kRevoke, I::kNack}, S::kAbsent, {D::kSendAborted},
-     &N::refused_unknown},
+    // `aborted` promises that no write will be posted, so the id is remembered as given up.
+    {S::kAbsent, {I::kGrant, I::kGrantMisfit, I::kRevoke, I::kNack}, S::kAborted,
+     {D::kSendAborted}, &N::refused_unknown},
     {S::kAbsent, {I::kRefuse, I::kAck}, S::kAbsent, {}, &N::refused_unknown},
     {S::kAbsent, {I::kBegin, I::kWritesArrived, I::kWritesFailed, I::kWritesStopped, I::kCancel,
      I::kPairBroken, I::kPairClosed, I::kExpired}, S::kAbsent, {}, &N::late_events},
@@ -139,7 +140,7 @@ const Lifecycle::Row kRows[] = {
      {D::kSendAborted}, &N::late_messages},
     {S::kAborted, {I::kRefuse, I::kAck}, S::kAborted, {}, &N::late_messages},
     {S::kAborted, {I::kPrepare, I::kPrepareUnpaired}, S::kAborted, {D::kFinish}, &N::duplicates,
-     C::kAlreadyExists, "this handoff id has already been used"},
+     C::kAlreadyExists, "this handoff id has already been used or given up"},
     {S::kAborted, {I::kBegin, I::kWritesArrived, I::kWritesFailed, I::kWritesStopped, I::kCancel,
      I::kPairBroken, I::kPairClosed, I::kExpired}, S::kAborted, {}, &N::late_events},
 };

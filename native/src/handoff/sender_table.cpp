@@ -15,7 +15,10 @@ bool is_live(sender::State state) {
 }  // namespace
 
 SenderTable::SenderTable(const HandoffConfig& config, const sender::Lifecycle& lifecycle)
-    : config_(config), lifecycle_(&lifecycle), ended_(config.tombstones_max) {}
+    : config_(config),
+      lifecycle_(&lifecycle),
+      ended_(config.tombstones_max),
+      strangers_(config.tombstones_max) {}
 
 // ---- events to inputs ---------------------------------------------------------------------------
 
@@ -143,6 +146,7 @@ void SenderTable::apply(const HandoffId& id, Input input, const Cause& cause, Ex
 
   if (cause.prepare != nullptr && record.state == State::kAbsent) {
     const Pair* pair = x.pairs.find(cause.prepare->pair);
+    record.prepared = true;
     record.key = {id, cause.prepare->attempt, pair != nullptr ? pair->incarnation : 0};
     record.pair = cause.prepare->pair;
     record.num_prompt_tokens = cause.prepare->num_prompt_tokens;
@@ -203,7 +207,8 @@ void SenderTable::move(const HandoffId& id, Record&& record, State next, Exchang
     return;
   }
   if (!is_live(from) && from == next) return;
-  ended_.add(id, {next, record.key.attempt, true, record.pair});
+  auto& tombstones = record.prepared ? ended_ : strangers_;
+  tombstones.add(id, {next, record.key.attempt, record.prepared, record.pair});
   if (!is_live(from)) return;
   live_.erase(id);
   x.pairs.drop(record.pair);
@@ -215,6 +220,7 @@ sender::State SenderTable::state(const HandoffId& id) const {
   const auto it = live_.find(id);
   if (it != live_.end()) return it->second.state;
   const auto* tombstone = ended_.find(id);
+  if (tombstone == nullptr) tombstone = strangers_.find(id);
   return tombstone != nullptr ? tombstone->state : State::kAbsent;
 }
 
@@ -234,9 +240,11 @@ void SenderTable::describe(std::string& text) const {
             " deadline " +
             (record.deadline == kNoDeadline ? "none" : std::to_string(record.deadline)) + "\n";
   }
-  for (const auto& [id, tombstone] : ended_.all()) {
-    text += "sender " + to_string(id) + " ended as " +
-            std::to_string(static_cast<int>(tombstone.state)) + "\n";
+  for (const auto* tombstones : {&ended_, &strangers_}) {
+    for (const auto& [id, tombstone] : tombstones->all()) {
+      text += "sender " + to_string(id) + " ended as " +
+              std::to_string(static_cast<int>(tombstone.state)) + "\n";
+    }
   }
 }
 

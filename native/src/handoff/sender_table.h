@@ -48,6 +48,7 @@ class SenderTable {
     State state = State::kAbsent;
     uint64_t arrival = 0;
     HandoffKey key;
+    bool prepared = false;  // a Prepare named it
     PairId pair = 0;
     uint32_t num_prompt_tokens = 0;
     uint32_t num_blocks = 0;
@@ -75,7 +76,9 @@ class SenderTable {
   const sender::Lifecycle* lifecycle_;
   std::map<HandoffId, Record> live_;
   Deadlines deadlines_;
+  // Apart, so that a flood of unknown ids does not push out what is known of our own handoffs.
   Tombstones<State> ended_;
+  Tombstones<State> strangers_;
   uint64_t next_arrival_ = 0;
 };
 

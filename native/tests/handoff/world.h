@@ -1,14 +1,19 @@
-// A small world around two handoff tables: D's memory, P's writes in flight, the pairs between
-// them, and a channel that may reorder, duplicate and lose. Everything that could happen next is a
-// Move; applying one tells the tables and carries their actions out. The world knows what is true
-// (which write may still land, who holds which block) and records the first violation.
+// A small world around handoff tables: a receiver D with its memory, one or two senders P with
+// writes in flight, the pairs between them, and a channel that may reorder, duplicate, lose and
+// invent. Everything that could happen next is a Move; applying one tells the tables and carries
+// their actions out. The world knows what is true (which write may still land, who holds which
+// block) and records the first violation of an invariant.
 //
 // Two kinds of transport, after what was measured of them:
 //   tcp: a dead or closed P's data may land until D closes its own endpoint
 //   shm: data lands only while P's process copies; D's close stops nothing, P's close or death does
+//
+// A connection keeps order and loses nothing, so most of the channel's faults are worse than what
+// is promised: the tables are to be right even then.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,27 +23,85 @@ namespace crossdock::testing {
 
 enum class WorldTransport : uint8_t { kTcp, kShm };
 
-struct WorldConfig {
-  WorldTransport transport = WorldTransport::kTcp;
-  uint32_t num_handoffs = 1;
-  uint32_t num_blocks = 4;  // of D's slab
-  bool verify = false;
-  bool reorder = false;
-  // How often each fault may happen.
+// The design's invariants, and the tables' own contract.
+enum class Invariant : uint8_t {
+  kNoReuse,
+  kCommitCovers,
+  kEndsOnce,
+  kConserved,
+  kTokensEqual,
+  kTenantsApart,
+  kDrains,
+  kContract,
+};
+const char* name(Invariant invariant);
+
+struct Violation {
+  Invariant invariant{};
+  std::string what;
+};
+
+// How often each fault may happen.
+struct Faults {
   uint32_t duplicates = 0;
   uint32_t drops = 0;
-  uint32_t breaks = 0;   // on either side, unprovoked, and failed writes
-  uint32_t crashes = 0;  // of P
-  uint32_t cancels = 0;  // by P's caller
-  uint32_t ends = 0;     // by D's caller, before the sequence finished
-  uint32_t refusals = 0;
-  uint32_t false_losses = 0;  // PeerLost of a P that lives
-  uint32_t corruptions = 0;   // of a block, seen by verification only
-  uint32_t ticks = 0;         // waits of D that run out while other things are under way
+  uint32_t strays = 0;  // messages that nobody sent, see Stray
+  uint32_t breaks = 0;  // on either side, unprovoked, and writes that fail or cannot be posted
+  uint32_t p_crashes = 0;
+  uint32_t d_crashes = 0;
+  uint32_t router_deaths = 0;     // between the two calls of a handoff
+  uint32_t cancels = 0;           // by P's caller
+  uint32_t ends = 0;              // by D's caller, before the sequence finished
+  uint32_t refusals = 0;          // of a reservation although there is room
+  uint32_t false_losses = 0;      // PeerLost of a P that lives
+  uint32_t corruptions = 0;       // of a block, which only verification sees
+  uint32_t lost_completions = 0;  // of a handoff's writes and fence, at P
+  uint32_t ticks = 0;             // waits that run out while other things are under way
+  friend bool operator==(const Faults&, const Faults&) = default;
+};
+
+// What the tables are kept from telling apart, to prove that it matters: the world shows them
+// every such field as the one they expect.
+struct Blindness {
+  bool epoch = false, incarnation = false, attempt = false, pair = false, mac = false;
+};
+
+struct WorldConfig {
+  std::string name;
+  WorldTransport transport = WorldTransport::kTcp;
+  uint32_t num_senders = 1;
+  uint32_t num_handoffs = 1;
+  uint32_t num_blocks = 4;  // of D's slab
+  bool reorder = false;
+  Faults faults;
+  uint32_t depth_max = UINT32_MAX;  // of its search, in moves
+  HandoffConfig table{.open_wait_ticks = 10,
+                      .quarantine_grace_ticks = 10,
+                      .answer_wait_ticks = 20,
+                      .tombstones_max = 64};
+  Blindness blind;
   const receiver::Lifecycle* receiver_lifecycle = nullptr;  // nullptr: the real ones
   const sender::Lifecycle* sender_lifecycle = nullptr;
 };
 
+// A message that a peer never sent about this handoff: of another attempt or incarnation, from
+// another pair, or under a wrong MAC. Each claims what is not true at that moment.
+enum class Stray : uint8_t {
+  kForgedCommit,
+  kCommitOfAttempt,
+  kCommitOfIncarnation,
+  kCommitOfPair,
+  kAbortedOfAttempt,
+  kAbortedOfIncarnation,
+  kAbortedOfPair,
+  kAckOfAttempt,
+  kAckOfIncarnation,
+  kGrantOfAttempt,
+  kGrantOfIncarnation,
+};
+inline constexpr uint32_t kNumStrays = 11;
+
+inline constexpr uint64_t kFirstEpochOfD = 0xD0;
 inline constexpr uint32_t kMessagesMax = 1000;  // of one queue, to number them all
 
 struct Move {
@@ -49,6 +112,7 @@ struct Move {
     kDeliver,
     kDuplicate,
     kDrop,
+    kStray,
     kLand,
     kReserve,
     kRefuse,
@@ -57,22 +121,29 @@ struct Move {
     kWritesArrived,
     kWritesStopped,
     kWriteFails,
+    kLoseCompletions,
     kFinish,
     kEnd,
     kCancel,
+    kRouterDies,
     kBreakD,
     kBreakP,
     kCloseD,
     kCloseP,
     kProcessGone,
     kConnect,
-    kCrash,
+    kCrashD,
+    kCrashP,
     kPeerLost,
-    kTick
+    kTickD,
+    kTickP
   };
   Kind kind{};
-  uint32_t index = 0;  // of a handoff, message, write or pair, by kind
+  uint32_t index = 0;  // of a handoff, message, write, pair or sender, by kind
+  friend bool operator==(const Move&, const Move&) = default;
 };
+
+std::string to_string(const Move& move);
 
 class World {
  public:
@@ -85,7 +156,7 @@ class World {
   // would, and records whatever is left over.
   void drain();
 
-  const std::string& violation() const { return violation_; }
+  const std::optional<Violation>& violation() const { return violation_; }
   // Equal texts mean equal futures.
   std::string fingerprint() const;
   uint32_t num_committed() const;
@@ -94,22 +165,30 @@ class World {
   enum class Hold : uint8_t { kNothing, kReserved, kActive, kQuarantined };
   struct Handoff {
     HandoffId id;
+    uint32_t sender = 0;
     uint32_t num_blocks = 2;
     uint32_t num_matched = 0;
     uint64_t epoch = 0;
     PairId pair = 0;
     bool met = false;  // expected while D saw the pair up
-    bool expected = false, prepared = false, begun = false;
+    bool expected = false, prepared = false, begun = false, router_gone = false;
     bool d_ended = false, p_ended = false, p_ok = false;
     bool reserve_asked = false, verify_asked = false;
     bool writing = false, stopping = false, arrived_told = false, stopped_told = false;
+    bool completions_lost = false;
     bool activated = false;
     Hold hold = Hold::kNothing;
     std::vector<BlockId> blocks;  // at D
   };
+  struct Sender {
+    HandoffTable table;
+    uint64_t epoch = 0;
+    bool loss_told = true;
+  };
   struct Pair {
     PairId id = 0;
-    uint64_t epoch = 0;
+    uint32_t sender = 0;
+    uint64_t p_epoch = 0, d_epoch = 0;
     bool d_up = true, d_closed = false, d_proven = false;
     bool p_up = true, p_closed = false;
     std::vector<HandoffMessage> to_d, to_p;
@@ -119,60 +198,82 @@ class World {
     BlockId block = 0;
     PairId pair = 0;
     bool reads_source = true;
+    bool lands = true;
   };
 
-  void tell_d(const HandoffEvent& event, uint64_t tick = 0);
-  void tell_p(const HandoffEvent& event);
-  void act_d(const HandoffAction& action);
-  void act_p(const HandoffAction& action);
-  void start_writes(Handoff& handoff, const handoff_action::StartWrites& action);
+  // ---- world.cpp: what happens
+  void apply_to_handoff(Move::Kind kind, Handoff& handoff);
+  void apply_to_pair(Move::Kind kind, Pair& pair);
+  void call(Move::Kind kind, Handoff& handoff);
   void reserve(Handoff& handoff);
-  void activate(Handoff& handoff);
+  void finish_writes(Move::Kind kind, Handoff& handoff);
+  void deliver(Move move);
+  void stray(Handoff& handoff, Stray stray);
+  void land(uint32_t write);
+  void connect(uint32_t sender);
+  void close_d(Pair& pair);
+  void close_p(Pair& pair);
+  void crash_d();
+  void crash_p(uint32_t sender);
+  void stop_landing(PairId pair);
+  void prune_writes();
+
+  // ---- world_actions.cpp: what the tables are told and ask for
+  HandoffTable make_table() const;
+  void blindfold(HandoffEvent& event, bool at_d) const;
+  void tell_d(HandoffEvent event, uint64_t tick = 0);
+  void tell_p(uint32_t sender, HandoffEvent event, uint64_t tick = 0);
+  void act_d(const HandoffAction& action);
+  void act_p(uint32_t sender, const HandoffAction& action);
+  void start_writes(Handoff& handoff, const handoff_action::StartWrites& action);
+  void finish_at_p(const handoff_action::Finished& action);
+  void activate(Handoff& handoff, const Commit& commit);
   void free_blocks(Handoff& handoff);
   void break_d(Pair& pair);
   void break_p(Pair& pair);
-  void close_d(Pair& pair);
-  void close_p(Pair& pair);
-  void connect();
-  void crash();
-  void land(uint32_t write);
-  void deliver(Move move);
-  void drop_writes(PairId pair);
-  void settle();
-  void end_orphans();
-  void pass_time();
-  void end(Handoff& handoff);
-  void cancel(Handoff& handoff);
-  void apply_to_handoff(Move::Kind kind, Handoff& handoff);
-  void check_end();
 
+  // ---- world_moves.cpp
   void handoff_moves(uint32_t index, bool with_faults, std::vector<Move>& moves) const;
   void pair_moves(uint32_t index, bool with_faults, std::vector<Move>& moves) const;
+  void sender_moves(uint32_t index, bool with_faults, std::vector<Move>& moves) const;
   void message_moves(bool with_faults, std::vector<Move>& moves) const;
+  void stray_moves(uint32_t index, std::vector<Move>& moves) const;
+
+  // ---- world_checks.cpp
+  void check_state();
+  void check_end();
+  void settle();
+  void end_orphans();
+  void end_overdue();
+  void check_none_waits();
+  void pass_time();
+  bool is_time_left() const;
 
   Handoff& handoff(const HandoffId& id) { return handoffs_[id.low]; }
-  Pair* pair(PairId id);
-  const Pair* current_pair() const;
-  std::vector<HandoffMessage>& queue(uint32_t index);
+  Pair& pair(PairId id) { return pairs_[id - 1]; }
+  const Pair& pair(PairId id) const { return pairs_[id - 1]; }
+  const Pair* current_pair(uint32_t sender) const;
+  // The pair by which a message about the handoff may stray in; nullptr: none is up.
+  const Pair* stray_pair(const Handoff& handoff, Stray stray) const;
+  bool is_gone(const Pair& pair) const { return pair.p_epoch != senders_[pair.sender].epoch; }
+  uint32_t num_free() const;
   bool intact(const Handoff& handoff) const;
-  bool in_flight(const Handoff& handoff, bool reading_only) const;
-  bool pair_up_at_d(PairId id) const;
-  bool pair_up_at_p(PairId id) const;
-  void violate(const std::string& what);
+  bool holds(const Handoff& handoff, BlockId block) const;
+  bool in_flight(const Handoff& handoff) const;  // may land
+  bool reads_sources(const Handoff& handoff) const;
+  void violate(Invariant invariant, const std::string& what);
 
   WorldConfig config_;
-  HandoffConfig table_config_;
   HandoffTable d_;
-  HandoffTable p_;
-  uint64_t p_epoch_ = 1;
-  bool p_loss_told_ = true;
-  bool messages_lost_ = false;
+  uint64_t d_epoch_ = kFirstEpochOfD;
+  std::vector<Sender> senders_;
+  bool promise_broken_ = false;  // something was lost, or invented
   std::vector<Handoff> handoffs_;
   std::vector<Pair> pairs_;
   std::vector<Write> writes_;
   std::vector<int> memory_;  // which handoff's data each block holds, -1: none
   std::vector<bool> free_;
-  std::string violation_;
+  std::optional<Violation> violation_;
 };
 
 }  // namespace crossdock::testing
