@@ -75,6 +75,13 @@ test-native: build ## The C++ tests, without sanitizers
 	cmake -S . -B $(PLAIN) -DCROSSDOCK_TESTS=ON
 	cmake --build $(PLAIN)
 	$(CTEST) $(PLAIN)/native
+	@grep '^model check:' $(PLAIN)/native/Testing/Temporary/LastTest.log
+
+.PHONY: model-check
+model-check: build ## Handoffs in every interleaving of small worlds, and wrong decisions noticed
+	cmake -S . -B $(PLAIN) -DCROSSDOCK_TESTS=ON
+	cmake --build $(PLAIN) --target handoff_world_test
+	$(PLAIN)/native/handoff_world_test --gtest_brief=1
 
 .PHONY: test-python
 test-python: build $(STAMPS)/oracle ## The Python tests: unit, integration, end to end
