@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import urllib.request
 from pathlib import Path
 
@@ -78,6 +79,21 @@ def test_a_handoff_moves_the_figures_of_every_service(fleet: Fleet) -> None:
     assert figure(after["decode"], "crossdock_pairs", state="ready", transport="shm") == 1
     assert figure(after["decode"], "crossdock_kv_blocks", state="cached") > 0
     assert figure(after["decode"], "crossdock_kv_blocks", state="owned") == 0
+
+
+def test_what_is_kept_of_a_prompt_shows_at_the_store(fleet: Fleet) -> None:
+    asyncio.run(one_request(fleet))
+    store, prefill = services(fleet, "kvstore")[0], services(fleet, "prefill")[0]
+    deadline_s = time.monotonic() + 30
+    published = 0.0
+    while published < len(PROMPT) // 32:  # whole blocks, in the background
+        assert time.monotonic() < deadline_s, f"{published} blocks were published"
+        time.sleep(0.1)
+        published = figure(scrape(store), "crossdock_kvstore_published_blocks_total")
+    assert figure(scrape(store), "crossdock_kv_blocks", state="cached") == published
+    assert figure(scrape(store), "crossdock_pairs", state="ready") == 1
+    written = figure(scrape(prefill), "crossdock_engine_store_blocks_written_total")
+    assert written == published
 
 
 def test_the_page_lists_what_is_exported(fleet: Fleet) -> None:
