@@ -70,6 +70,7 @@ class Caller:
         params: inference_pb2.SamplingParams,
         *,
         request_id: str = "",
+        timeout_s: float = REQUEST_TIMEOUT_S,
         on_message: Callable[[Answer], None] | None = None,
     ) -> Answer:
         """Runs one request to its end; raises grpc.aio.AioRpcError as it comes."""
@@ -80,7 +81,7 @@ class Caller:
             return_logit_digests=True,
         )
         answer = Answer()
-        async for message in self.stub.Generate(request, timeout=REQUEST_TIMEOUT_S):
+        async for message in self.stub.Generate(request, timeout=timeout_s):
             answer.ids.extend(message.token_ids)
             answer.digests.extend(message.logit_digests)
             answer.text += message.text
