@@ -105,6 +105,10 @@ test-tsan: $(STAMPS)/dev ## The C++ tests under the thread sanitizer
 	UCX_MEM_MMAP_HOOK_MODE=none TSAN_OPTIONS=suppressions=$(CURDIR)/tools/tsan.supp:halt_on_error=1 \
 	  $(CTEST) build/tsan/native
 
+.PHONY: fault-test
+fault-test: build ## Kills, stops, cancels: every state, then 1,000 handoffs over each transport
+	CROSSDOCK_FAULTS=full $(BIN)/python -m pytest -q tests/faults
+
 .PHONY: bench
 bench: build ## Measure; print each figure beside its limit; write bench/out/
 	cmake -S . -B $(PLAIN) -DCROSSDOCK_BENCH=ON

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -21,6 +20,8 @@ from tests.e2e.caller import Caller, router_address
 from tests.faults.cells import is_full, serves, until_clean
 from tests.faults.load import NUM_RUNNING, Bank, Outcomes, ask_once, options
 from tests.faults.processes import (
+    ENGINE_ROLES,
+    Place,
     Processes,
     num_descriptors,
     resident_bytes,
@@ -35,10 +36,15 @@ _STOP_S: Final = (0.1, 1.5)
 _MORE_DESCRIPTORS: Final = 60
 _MORE_BYTES: Final = 48 << 20
 _STORE_CLEAN_S: Final = 45.0
+_BACK_MAX_S: Final = 60.0
+# How long a caller waits where nobody serves.
+_REFUSED_S: Final = 0.1
 
 
 class Rain:
-    """Callers that never rest, and faults that come by the number of handoffs that went well."""
+    """Callers that never rest, and a fault every so many handoffs, whatever the former ones still
+    do: several processes may be away at once.
+    """
 
     def __init__(self, fleet: Fleet, bank: Bank, random: Random, num_handoffs: int) -> None:
         self.processes = Processes(fleet)
@@ -47,74 +53,78 @@ class Rain:
         self._bank = bank
         self._random = random
         self._num_handoffs = num_handoffs
-        self._requests: set[asyncio.Task[None]] = set()
-        self._progress = asyncio.Event()
-        self._stopping: set[asyncio.Task[None]] = set()
+        self._num_due = _HANDOFFS_PER_FAULT
+        self._requests: list[asyncio.Task[None]] = []
+        self._struck: set[str] = set()  # instances under a fault
 
     async def run(self) -> None:
-        callers = [asyncio.create_task(self._call()) for _ in range(NUM_RUNNING)]
-        faults = asyncio.create_task(self._faults())
-        await asyncio.gather(*callers)
-        await faults
-        await asyncio.gather(*self._stopping)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(NUM_RUNNING):
+                group.create_task(self._call(group))
 
-    async def _call(self) -> None:
+    async def _call(self, group: asyncio.TaskGroup) -> None:
         """One caller; it connects anew for each request, as the router may be another one."""
         while self.outcomes.num_right < self._num_handoffs:
+            num_before = self.outcomes.num_right
             async with Caller(router_address(self._fleet)) as caller:
                 ask = self._random.choice(self._bank.asks)
                 task = asyncio.create_task(ask_once(caller, self._bank, ask, self.outcomes))
-                self._requests.add(task)
-                before = self.outcomes.num_right
-                # One that is cancelled before it began says nothing itself.
+                self._requests.append(task)
                 await asyncio.wait({task})
-                self._requests.discard(task)
-                if task.cancelled():
-                    self.outcomes.counts["cancelled"] += 1
-                else:
-                    task.result()
-            self._progress.set()
-            if self.outcomes.num_right == before:
-                await asyncio.sleep(0.05)  # nobody serves: no hurry
+                self._requests.remove(task)
+            if task.cancelled():  # before it began, so that it could not say so itself
+                self.outcomes.counts["cancelled"] += 1
+            else:
+                task.result()
+            if self.outcomes.num_right >= self._num_due:
+                self._num_due += _HANDOFFS_PER_FAULT
+                group.create_task(self._random.choice([self._kill, self._stop, self._cancel])())
+            elif self.outcomes.num_right == num_before:
+                await asyncio.sleep(_REFUSED_S)
 
-    async def _faults(self) -> None:
-        due = _HANDOFFS_PER_FAULT
-        while due < self._num_handoffs:
-            self._progress.clear()
-            await self._progress.wait()
-            if self.outcomes.num_right < due:
-                continue
-            due += _HANDOFFS_PER_FAULT
-            kinds: list[Callable[[], Awaitable[None]]] = [self._kill, self._stop, self._cancel]
-            await self._random.choice(kinds)()
+    def _strike(self, what: str) -> Place | None:
+        """A process of an instance that is well; none where all are under a fault."""
+        well = [p for p in self.processes.places() if p.instance_id not in self._struck]
+        if not well:
+            return None
+        place = self._random.choice(well)
+        self._struck.add(place.instance_id)
+        self.outcomes.counts[f"{what} of {place.role}"] += 1
+        return place
 
     async def _kill(self) -> None:
-        place = self._random.choice(self.processes.places())
-        await self._settle()
-        self.outcomes.counts[f"kills of {place.role}"] += 1
+        place = self._strike("kills")
+        if place is None:
+            return
         await self.processes.kill(place)
         await self.processes.revive()
+        if place.role in ENGINE_ROLES:
+            await self._engine_is_back(place.instance_id)
+        self._struck.discard(place.instance_id)
 
     async def _stop(self) -> None:
-        await self._settle()
-        place = self._random.choice(self.processes.places())
-        self.outcomes.counts[f"stops of {place.role}"] += 1
+        place = self._strike("stops")
+        if place is None:
+            return
         identity = self.processes.stop(place)
         await asyncio.sleep(self._random.uniform(*_STOP_S))
         self.processes.resume(identity)
+        self._struck.discard(place.instance_id)
 
     async def _cancel(self) -> None:
         self.outcomes.counts["cancels"] += 1
-        for task in self._random.sample(sorted(self._requests, key=id), len(self._requests) // 2):
+        for task in self._random.sample(self._requests, len(self._requests) // 2):
             task.cancel()
 
-    async def _settle(self) -> None:
-        """Every engine is up, and known by its process."""
-        deadline_s = time.monotonic() + 60.0
-        for instance_id in self.processes.engine_ids():
-            while not (await self.processes.status(instance_id, 60.0)).engine_pid:
-                assert time.monotonic() < deadline_s, f"the engine of {instance_id} stays away"
-                await asyncio.sleep(0.02)
+    async def _engine_is_back(self, instance_id: str) -> None:
+        former = self.processes.identity(Place(instance_id, "engine"))
+        deadline_s = time.monotonic() + _BACK_MAX_S
+        while True:
+            status = await self.processes.status(instance_id, _BACK_MAX_S)
+            if status.ready and self.processes.identity(Place(instance_id, "engine")) != former:
+                return
+            assert time.monotonic() < deadline_s, f"the engine of {instance_id} stays away"
+            await asyncio.sleep(0.02)
 
 
 @pytest.mark.timeout(900)
