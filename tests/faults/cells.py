@@ -28,7 +28,7 @@ CLEAN_MAX_S: Final = 45.0
 _SERVED_MAX_S: Final = 20.0
 _POLL_S: Final = 0.05
 # Of the requests that a deadline is to end, in seconds.
-_DEADLINE_S: Final = (0.05, 2.0)
+_DEADLINE_S: Final = (0.05, 1.0)
 # How long what holds a state stays stopped after the fault.
 _HELD_S: Final = 0.3
 
@@ -53,7 +53,7 @@ async def run_cell(fleet: Fleet, bank: Bank, cell: Cell, random: Random, stop_s:
         await processes.note_engines()
         before = {place: processes.identity(place) for place in processes.places()}
         async with Caller(router_address(fleet)) as caller:
-            run = _Run(processes, caller, bank, cell, random)
+            run = CellRun(processes, caller, bank, cell, random)
             await run.begin()
             await run.strike(stop_s)
             outcomes = await run.end()
@@ -65,7 +65,7 @@ async def run_cell(fleet: Fleet, bank: Bank, cell: Cell, random: Random, stop_s:
         await processes.close()
 
 
-class _Run:
+class CellRun:
     """The requests of a cell: those that a cancel or a deadline concerns, and the others."""
 
     def __init__(

@@ -80,9 +80,11 @@ class Bank:
     async def learn(self, address: str) -> None:
         """Asks everything of a fleet that nothing disturbs."""
         async with Caller(address) as caller:
-            params = [sampling(ask.max_tokens) for ask in self.asks]
-            answers = await caller.generate_all([ask.prompt for ask in self.asks], params)
-        self._right = {ask: a.same for ask, a in zip(self.asks, answers, strict=True)}
+            for begin in range(0, NUM_PROMPTS, NUM_RUNNING):  # all at once do not fit its memory
+                asks = self.asks[begin : begin + NUM_RUNNING]
+                params = [sampling(ask.max_tokens) for ask in asks]
+                answers = await caller.generate_all([ask.prompt for ask in asks], params)
+                self._right |= {ask: a.same for ask, a in zip(asks, answers, strict=True)}
 
     def is_right(self, ask: Ask, answer: Answer) -> bool:
         return answer.same == self._right[ask]

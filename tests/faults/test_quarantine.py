@@ -1,0 +1,111 @@
+"""Blocks that a stopped peer may still write stay out of use, and go free by proof alone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import pytest
+
+from crossdock.cli.fleet import Fleet
+from tests.e2e.caller import Caller, router_address
+from tests.faults.cells import Cell, CellRun, is_full, serves, until_clean
+from tests.faults.load import Bank, options
+from tests.faults.processes import Processes
+from tests.faults.states import PREFILL, STATES
+from tests.faults.summary import SUMMARY
+
+# The receiver waits two seconds for the sender to say that it has stopped; then it breaks the pair.
+_GRACE_S: Final = 2.0
+_OBSERVED_S: Final = 2 * _GRACE_S
+_FREED_MAX_S: Final = 1.0 if is_full() else 10.0
+_POLL_S: Final = 0.02
+
+
+@asynccontextmanager
+async def quarantine(
+    fleet: Fleet, bank: Bank, random: Random, transport: str
+) -> AsyncIterator[Processes]:
+    """Handoffs whose callers went away while the sender, stopped, was writing."""
+    processes = Processes(fleet)
+    try:
+        await serves(fleet, bank, random)
+        await processes.note_engines()
+        state = next(state for state in STATES if state.name == "quarantined")
+        cell = Cell(replace(state, transport=transport), "kill", PREFILL)
+        async with Caller(router_address(fleet)) as caller:
+            run = CellRun(processes, caller, bank, cell, random)
+            await run.begin()
+            assert await num_quarantined(processes) > 0
+            yield processes
+            await run.end()
+        await until_clean(processes)
+        await serves(fleet, bank, random)
+    finally:
+        await processes.close()
+
+
+async def num_quarantined(processes: Processes) -> int:
+    """Blocks of the receiver."""
+    return (await processes.status("decode-0")).num_quarantined_blocks
+
+
+async def seconds_until_freed(processes: Processes, timeout_s: float) -> float:
+    begin_s = time.monotonic()
+    while await num_quarantined(processes):
+        assert time.monotonic() - begin_s < timeout_s, "the quarantine does not end"
+        await asyncio.sleep(_POLL_S)
+    return time.monotonic() - begin_s
+
+
+async def stays_quarantined(processes: Processes) -> None:
+    """For longer than the receiver waits for a word of the sender."""
+    held = await num_quarantined(processes)
+    end_s = time.monotonic() + _OBSERVED_S
+    while time.monotonic() < end_s:
+        assert await num_quarantined(processes) == held
+        await asyncio.sleep(_POLL_S)
+
+
+@pytest.mark.timeout(180)
+def test_over_shared_memory_only_death_or_its_own_word_ends_it(
+    fault_model: Path, bank: Bank, fault_seed: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A stopped process resumes the copy that it was at, however long it stood."""
+
+    async def run(fleet: Fleet) -> None:
+        random = Random(fault_seed)
+        async with quarantine(fleet, bank, random, "shm") as processes:
+            await stays_quarantined(processes)
+            processes.resume(processes.identity(PREFILL))
+            await seconds_until_freed(processes, 10.0)
+        async with quarantine(fleet, bank, random, "shm") as processes:
+            await stays_quarantined(processes)
+            await processes.kill(PREFILL)
+            freed_s = await seconds_until_freed(processes, _FREED_MAX_S)
+            SUMMARY.lines.append(f"quarantine over shm: free {freed_s * 1e3:.0f} ms after death")
+
+    with Fleet(options(fault_model, "shm"), tmp_path_factory.mktemp("fleet")) as fleet:
+        asyncio.run(run(fleet))
+
+
+@pytest.mark.timeout(180)
+def test_over_tcp_the_receiver_closes_the_way_in(
+    fault_model: Path, bank: Bank, fault_seed: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Nothing lands through an endpoint that the receiver has closed, so it waits for nobody."""
+
+    async def run(fleet: Fleet) -> None:
+        async with quarantine(fleet, bank, Random(fault_seed), "tcp") as processes:
+            freed_s = await seconds_until_freed(processes, _GRACE_S + _FREED_MAX_S)
+            SUMMARY.lines.append(f"quarantine over tcp: free after {freed_s:.1f} s, peer stopped")
+            processes.resume(processes.identity(PREFILL))
+
+    with Fleet(options(fault_model, "tcp"), tmp_path_factory.mktemp("fleet")) as fleet:
+        asyncio.run(run(fleet))
