@@ -291,6 +291,7 @@ class Segment:
         epoch: int,
         huge_pages: bool = False,
         bind_interface: str = "",
+        rdma_port: tuple[str, str] = ("", "auto"),  # device and GID index
     ) -> None: ...
     descriptor: bytes
     staged: str  # why the segment could not be shared or registered; empty: it was

@@ -34,6 +34,7 @@ class EngineConfig:
     weight_dtype: str = "auto"
     weight_cache_directory: str = ""
     kv_dtype: str = "f32"
+    tensor_parallel_size: int = 1
     mla_prefill: str = "absorbed"
     num_threads: int = 1
     pin_threads: bool = True
@@ -45,6 +46,8 @@ class EngineConfig:
     num_sequences_max: int = 256
     transport: str = "auto"
     bind_interface: str = ""
+    rdma_device: str = ""
+    gid_index: str = "auto"
     huge_pages: bool = False
     verify_handoff: bool = False
     store: bool = False

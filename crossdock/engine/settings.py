@@ -9,6 +9,7 @@ from pydantic import ByteSize, Field
 
 from crossdock.engine.process import EngineConfig
 from crossdock.errors import invalid_argument
+from crossdock.fabric.choice import choose_rdma
 from crossdock.models.cache import resolve
 from crossdock.models.errors import ModelError
 from crossdock.models.packed import WeightDtype, packed_directory
@@ -28,6 +29,9 @@ class EngineSettings(ServiceSettings):
         Literal["f32", "bf16", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla"],
         Field(description="Of the KV cache; fp8_ds_mla is for DeepSeek's latent attention."),
     ] = "f32"
+    tensor_parallel_size: Annotated[
+        int, Field(ge=1, le=1, description="Ranks of a model; an engine computes all of it.")
+    ] = 1
     mla_prefill: Annotated[
         Literal["absorbed", "expanded"],
         Field(description="How prompts attend in latent attention; alike in all instances."),
@@ -54,6 +58,12 @@ class EngineSettings(ServiceSettings):
     bind_interface: Annotated[
         str, Field(description="Network device for tcp and rc; empty: chosen by UCX.")
     ] = ""
+    rdma_device: Annotated[
+        str, Field(description="Port for rc, such as mlx5_0:1; empty: the first usable.")
+    ] = ""
+    gid_index: Annotated[
+        int | None, Field(ge=0, description="Of its GID; unset: what `crossdock doctor` shows.")
+    ] = None
     huge_pages: bool = False
     verify_handoff: Annotated[
         bool, Field(description="Check a checksum over the blocks of every handoff.")
@@ -65,12 +75,14 @@ class EngineSettings(ServiceSettings):
             directory = resolve(self.model)
         except ModelError as error:
             raise invalid_argument("model", str(error)) from error
+        rdma = choose_rdma(self.transport, self.rdma_device, self.gid_index)
         return EngineConfig(
             model_directory=str(directory),
             instance_id=instance_id,
             weight_dtype=self.weight_dtype,
             weight_cache_directory=str(packed_directory()),
             kv_dtype=self.kv_dtype,
+            tensor_parallel_size=self.tensor_parallel_size,
             mla_prefill=self.mla_prefill,
             num_threads=self.threads or len(os.sched_getaffinity(0)),
             pin_threads=self.pin_threads,
@@ -82,6 +94,8 @@ class EngineSettings(ServiceSettings):
             num_sequences_max=self.num_sequences_max,
             transport=self.transport,
             bind_interface=self.bind_interface,
+            rdma_device=rdma.device,
+            gid_index=rdma.gid_index,
             huge_pages=self.huge_pages,
             verify_handoff=self.verify_handoff,
             store=store,

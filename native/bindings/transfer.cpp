@@ -2,10 +2,13 @@
 // disconnects; bytes move by the operations of its peers.
 #include "crossdock/transfer/transfer.h"
 
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
+
+#include <tuple>
 
 #include "bind.h"
 #include "crossdock/transfer/transfer_thread.h"
@@ -22,12 +25,14 @@ using PeerChange = std::variant<PeerReady, PeerBroken, PeerClosed>;
 
 std::unique_ptr<TransferThread> create_segment(std::string transport, uint64_t segment_bytes,
                                                uint64_t epoch, bool huge_pages,
-                                               std::string bind_interface) {
+                                               std::string bind_interface,
+                                               std::pair<std::string, std::string> rdma_port) {
   TransportConfig config;
   config.transport = std::move(transport);
   config.segment_bytes = segment_bytes;
   config.huge_pages = huge_pages;
   config.bind_interface = std::move(bind_interface);
+  std::tie(config.rdma_device, config.gid_index) = std::move(rdma_port);
   auto created = [&] {
     nb::gil_scoped_release release;  // pinning and registering the memory takes a while
     return create_ucx_transport(config, epoch);
@@ -75,7 +80,8 @@ void bind_transfer(nb::module_& m) {
   bind_changes(m);
   nb::class_<TransferThread>(m, "Segment")
       .def(nb::new_(&create_segment), nb::kw_only(), "transport"_a, "segment_bytes"_a, "epoch"_a,
-           "huge_pages"_a = false, "bind_interface"_a = "")
+           "huge_pages"_a = false, "bind_interface"_a = "",
+           "rdma_port"_a = std::pair<std::string, std::string>("", "auto"))
       .def_prop_ro("descriptor",
                    [](const TransferThread& thread) {
                      const auto bytes = encode(thread.descriptor());

@@ -10,6 +10,7 @@ import structlog
 from prometheus_client.registry import Collector
 
 from crossdock.errors import Code, CrossdockError, Reason
+from crossdock.fabric.choice import choose_rdma
 from crossdock.fabric.counters import FabricCollector
 from crossdock.rpc.native_import import requires_native
 from crossdock.rpc.server import RpcServer
@@ -56,6 +57,7 @@ class KvStoreService:
 
 
 def _segment(settings: KvStoreSettings, memory_bytes: int, epoch: int) -> native.Segment:
+    rdma = choose_rdma(settings.transport, settings.rdma_device, settings.gid_index)
     try:
         segment = native.Segment(
             transport=settings.transport,
@@ -63,6 +65,7 @@ def _segment(settings: KvStoreSettings, memory_bytes: int, epoch: int) -> native
             epoch=epoch,
             huge_pages=settings.huge_pages,
             bind_interface=settings.bind_interface,
+            rdma_port=(rdma.device, rdma.gid_index),
         )
     except native.StatusError as error:
         code, message = error.args

@@ -19,4 +19,10 @@ class KvStoreSettings(ServiceSettings):
     bind_interface: Annotated[
         str, Field(description="Network device for tcp and rc; empty: chosen by UCX.")
     ] = ""
+    rdma_device: Annotated[
+        str, Field(description="Port for rc, such as mlx5_0:1; empty: the first usable.")
+    ] = ""
+    gid_index: Annotated[
+        int | None, Field(ge=0, description="Of its GID; unset: what `crossdock doctor` shows.")
+    ] = None
     huge_pages: bool = False

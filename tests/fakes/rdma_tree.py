@@ -17,10 +17,12 @@ def write_port(
     gids: Sequence[GidEntry] = (),
     *,
     state: str = "4: ACTIVE",
-    link_layer: str = "Ethernet",
     mtu: int = 9000,
 ) -> Path:
-    """Returns the port's folder. `name` is UCX's, `mtu` that of the interface in bytes."""
+    """Returns the port's folder. `name` is UCX's, `mtu` that of the interface in bytes.
+
+    A network device that is called ib0 or alike makes it a port of InfiniBand.
+    """
     device, number = name.split(":")
     folder = root / "sys/class/infiniband" / device
     port = folder / "ports" / number
@@ -28,6 +30,7 @@ def write_port(
         (port / part).mkdir(parents=True)
     (folder / "parent").write_text(f"{interface}\n", encoding="utf-8")
     (port / "state").write_text(f"{state}\n", encoding="utf-8")
+    link_layer = "InfiniBand" if interface.startswith("ib") else "Ethernet"
     (port / "link_layer").write_text(f"{link_layer}\n", encoding="utf-8")
     for index in range(8):
         (port / "gids" / str(index)).write_text(":".join(["0000"] * 8) + "\n", encoding="utf-8")

@@ -38,6 +38,10 @@ Status take(Json& json, const char* key, T& value) {
 Status check(const EngineConfig& config) {
   if (config.model_directory.empty()) return invalid("model_directory", "given");
   if (config.num_threads < 1 || config.num_threads > 256) return invalid("num_threads", "1 to 256");
+  if (config.tensor_parallel_size != 1) {
+    return invalid("tensor_parallel_size", "1, not " + std::to_string(config.tensor_parallel_size) +
+                                               "; an engine computes all of a model");
+  }
   if (config.kv_memory_bytes == 0) return invalid("kv_memory_bytes", "greater than 0");
   if (config.token_budget < 32) return invalid("token_budget", "at least 32");
   if (config.num_sequences_max < 1) return invalid("num_sequences_max", "at least 1");
@@ -62,6 +66,7 @@ Result<EngineConfig> parse_engine_config(std::string_view text) {
   step(take(json, "weight_dtype", weight_dtype));
   step(take(json, "weight_cache_directory", config.weight_cache_directory));
   step(take(json, "kv_dtype", kv_dtype));
+  step(take(json, "tensor_parallel_size", config.tensor_parallel_size));
   step(take(json, "mla_prefill", mla_prefill));
   step(take(json, "num_threads", config.num_threads));
   step(take(json, "pin_threads", config.pin_threads));
@@ -73,6 +78,8 @@ Result<EngineConfig> parse_engine_config(std::string_view text) {
   step(take(json, "num_sequences_max", config.num_sequences_max));
   step(take(json, "transport", config.transport));
   step(take(json, "bind_interface", config.bind_interface));
+  step(take(json, "rdma_device", config.rdma_device));
+  step(take(json, "gid_index", config.gid_index));
   step(take(json, "huge_pages", config.huge_pages));
   step(take(json, "verify_handoff", config.verify_handoff));
   step(take(json, "store", config.store));

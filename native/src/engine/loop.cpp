@@ -71,7 +71,9 @@ Result<std::unique_ptr<Engine>> Engine::start(const EngineConfig& config, Engine
       {.transport = config.transport,
        .segment_bytes = num_blocks * layout.stride_bytes() + Staging::bytes(layout),
        .huge_pages = config.huge_pages,
-       .bind_interface = config.bind_interface},
+       .bind_interface = config.bind_interface,
+       .rdma_device = config.rdma_device,
+       .gid_index = config.gid_index},
       random_epoch());
   if (!transport.ok()) {
     const Status& failed = transport.status();

@@ -6,11 +6,13 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <random>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -25,11 +27,34 @@ inline uint64_t random_bits() {
   return (uint64_t{device()} << 32) | device();
 }
 
-inline TransportConfig test_config(const std::string& transport, uint64_t segment_bytes) {
+// Ports of RDMA devices that reach each other, as UCX names them, and the index of their GIDs:
+// "rxe0:1 rxe1:1 1". Where none are given, nothing runs over rc.
+inline constexpr char kRdmaVariable[] = "CROSSDOCK_TEST_RDMA";
+
+inline bool over_rdma() { return std::getenv(kRdmaVariable) != nullptr; }
+
+inline std::vector<std::string> transports_to_test() {
+  if (over_rdma()) return {"rc"};
+  return {"shm", "tcp"};
+}
+
+// Emulated devices move some ten megabytes a second, so less is moved over them.
+inline const uint64_t kTestMiB = over_rdma() ? 1u << 16 : 1u << 20;
+
+// `port`: which of the two the transport uses over rc.
+inline TransportConfig test_config(const std::string& transport, uint64_t segment_bytes,
+                                   size_t port = 0) {
   TransportConfig config;
   config.transport = transport;
   config.segment_bytes = segment_bytes;
   config.bind_interface = "lo";
+  if (transport == "rc") {
+    std::array<std::string, 3> words;
+    std::istringstream text(std::getenv(kRdmaVariable));
+    text >> words[0] >> words[1] >> words[2];
+    config.rdma_device = words[port];
+    config.gid_index = words[2];
+  }
   return config;
 }
 
@@ -66,6 +91,10 @@ struct Side {
   template <typename Event>
   const Event* of_peer(PeerId peer) const {
     return find<Event>([&](const auto& event) { return event.peer == peer; });
+  }
+  std::string why_broken(PeerId peer) const {
+    const auto* broken = of_peer<PeerBroken>(peer);
+    return broken == nullptr ? "not broken" : broken->status.to_string();
   }
   std::vector<std::string> messages() const {
     std::vector<std::string> texts;
@@ -131,7 +160,8 @@ struct Pair {
     ASSERT_TRUE(connect_side(b, a, peer, incarnation).ok());
     ASSERT_TRUE(until([&] {
       return a.of_peer<PeerReady>(peer) != nullptr && b.of_peer<PeerReady>(peer) != nullptr;
-    })) << "not ready";
+    })) << "not ready; A: "
+        << a.why_broken(peer) << "; B: " << b.why_broken(peer);
   }
 };
 

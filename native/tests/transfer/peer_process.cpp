@@ -160,7 +160,7 @@ int run_peer_process_if_asked(int argc, char** argv) {
   if (argc != 5 || std::string(argv[1]) != kArgument) return -1;
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   auto transport =
-      create_ucx_transport(test_config(argv[2], std::stoull(argv[3])), std::stoull(argv[4]));
+      create_ucx_transport(test_config(argv[2], std::stoull(argv[3]), 1), std::stoull(argv[4]));
   if (!transport.ok()) {
     std::cerr << transport.status().to_string() << std::endl;
     return 1;

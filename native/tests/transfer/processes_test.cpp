@@ -7,7 +7,7 @@
 namespace crossdock {
 namespace {
 
-constexpr uint64_t kSegmentBytes = 64u << 20;
+const uint64_t kSegmentBytes = 64 * kTestMiB;
 constexpr PeerId kPeer = 1;
 
 std::string text(const char* verb, uint64_t number, const char* rest) {
@@ -156,7 +156,7 @@ TEST_P(ProcessesTest, AStoppedPeerHoldsUpNothingButItself) {
   }
   ASSERT_TRUE(here_.transport->post(Fence{4, kPeer}).ok());
   // The other peer is served meanwhile.
-  ASSERT_TRUE(here_.transport->post(WriteSpans{10, kOther, {{0, 0, 1u << 20}}}).ok());
+  ASSERT_TRUE(here_.transport->post(WriteSpans{10, kOther, {{0, 0, kTestMiB}}}).ok());
   ASSERT_TRUE(here_.transport->post(Fence{11, kOther}).ok());
   ASSERT_TRUE(until([&] { return here_.done(11) != nullptr; }));
   EXPECT_TRUE(here_.done(11)->status.ok());
@@ -169,6 +169,8 @@ TEST_P(ProcessesTest, AStoppedPeerHoldsUpNothingButItself) {
   ASSERT_NE(here_.done(4), nullptr);
   if (GetParam() == "tcp") {
     EXPECT_EQ(here_.done(4)->status.code(), StatusCode::kCancelled);
+  }
+  if (GetParam() != "shm") {
     EXPECT_TRUE(here_.of_peer<PeerClosed>(kPeer)->writes_stopped);
   } else {
     // A stopped writer may resume its copy, so nothing is proven until it has closed too.
@@ -257,7 +259,7 @@ TEST_P(ProcessesTest, MessagesOfAnOldIncarnationAreNotHeard) {
   EXPECT_EQ(here_.messages().back(), "new");
 }
 
-INSTANTIATE_TEST_SUITE_P(Transports, ProcessesTest, ::testing::Values("shm", "tcp"),
+INSTANTIATE_TEST_SUITE_P(Transports, ProcessesTest, ::testing::ValuesIn(transports_to_test()),
                          [](const auto& param) { return param.param; });
 
 }  // namespace

@@ -352,6 +352,70 @@ TEST_P(UcxTransportTest, TheWakeUpDescriptorTellsOfEverything) {
 INSTANTIATE_TEST_SUITE_P(Transports, UcxTransportTest, ::testing::ValuesIn(transports_to_test()),
                          [](const auto& param) { return param.param; });
 
+// What only a network card can do wrong. Runs where kRdmaVariable names devices.
+class RdmaTest : public UcxTransportTest {
+ protected:
+  // "down" or "up": the wire between the two devices.
+  static void set_link(const char* state) {
+    const char* script = std::getenv("CROSSDOCK_TEST_LINK");
+    ASSERT_NE(script, nullptr);
+    ASSERT_EQ(std::system(("sh " + std::string(script) + " " + state).c_str()), 0);
+  }
+};
+
+TEST_P(RdmaTest, TheKeyOfADeadRegistrationIsRefused) {
+  open();
+  Side dead;
+  dead.open(test_config(GetParam(), kSegmentBytes, 1), random_bits());
+  EndpointDescriptor remote = pair_.b.transport->descriptor();
+  remote.remote_key = dead.transport->descriptor().remote_key;
+  dead.transport.reset();
+  ASSERT_TRUE(pair_.a.transport->post(Connect{kPeer, 3, remote}).ok());
+  ASSERT_TRUE(pair_.connect_side(pair_.b, pair_.a, kPeer, 3).ok());
+  ASSERT_TRUE(pair_.until([&] { return pair_.a.of_peer<PeerBroken>(kPeer) != nullptr; }));
+  EXPECT_EQ(pair_.a.of_peer<PeerReady>(kPeer), nullptr);
+  const Status& status = pair_.a.of_peer<PeerBroken>(kPeer)->status;
+  EXPECT_NE(status.code(), StatusCode::kDeadlineExceeded) << status.to_string();
+  EXPECT_EQ(pair_.a.transport->post(WriteSpans{1, kPeer, {{0, 0, 8}}}).code(),
+            StatusCode::kUnavailable);
+  EXPECT_TRUE(all_zero(pair_.b.transport->segment()));
+}
+
+TEST_P(RdmaTest, AQueuePairInErrorBreaksThePairAndTheNextOneWorks) {
+  open_and_connect();
+  fill(pair_.a.transport->segment(), 6);
+  set_link("down");
+  ASSERT_TRUE(pair_.a.transport->post(WriteSpans{1, kPeer, {{0, 0, kSegmentBytes}}}).ok());
+  ASSERT_TRUE(pair_.a.transport->post(Fence{2, kPeer}).ok());
+  // The card gives up after its retries, which moves the queue pair to error.
+  EXPECT_TRUE(pair_.until([&] { return pair_.a.of_peer<PeerBroken>(kPeer) != nullptr; }));
+  set_link("up");
+  ASSERT_NE(pair_.a.of_peer<PeerBroken>(kPeer), nullptr);
+  EXPECT_FALSE(pair_.a.of_peer<PeerBroken>(kPeer)->process_gone);
+  EXPECT_EQ(finish(pair_.a, 1)->status.code(), StatusCode::kUnavailable);
+  EXPECT_EQ(finish(pair_.a, 2)->status.code(), StatusCode::kUnavailable);
+  for (Side* side : {&pair_.a, &pair_.b}) {
+    ASSERT_TRUE(side->transport->post(Disconnect{kPeer}).ok());
+    ASSERT_TRUE(pair_.until([&] { return side->of_peer<PeerClosed>(kPeer) != nullptr; }));
+    EXPECT_TRUE(side->of_peer<PeerClosed>(kPeer)->writes_stopped);
+  }
+  clear(pair_.b.transport->segment());
+  ASSERT_NO_FATAL_FAILURE(pair_.connect(kPeer + 1, random_bits()));
+  EXPECT_TRUE(all_zero(pair_.b.transport->segment())) << "a write of the broken pair has landed";
+  ASSERT_TRUE(pair_.a.transport->post(WriteSpans{3, kPeer + 1, {{0, 0, kTestMiB}}}).ok());
+  ASSERT_TRUE(pair_.a.transport->post(Fence{4, kPeer + 1}).ok());
+  ASSERT_TRUE(finish(pair_.a, 4)->status.ok());
+  const auto source = pair_.a.transport->segment();
+  EXPECT_TRUE(
+      std::equal(source.begin(), source.begin() + kTestMiB, pair_.b.transport->segment().begin()));
+}
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(RdmaTest);
+INSTANTIATE_TEST_SUITE_P(Transports, RdmaTest,
+                         ::testing::ValuesIn(over_rdma() ? std::vector<std::string>{"rc"}
+                                                         : std::vector<std::string>{}),
+                         [](const auto& param) { return param.param; });
+
 TEST(UcxTransportChoice, AutoTakesSharedMemoryOnOneHost) {
   Pair pair;
   pair.a.open(test_config("auto", 1u << 20), 1);
@@ -482,6 +546,10 @@ TEST(UcxTransportChoice, BadConfigurationsAreRefusedByName) {
   };
   EXPECT_EQ(code(test_config("pigeon", 1u << 20)), StatusCode::kInvalidArgument);
   EXPECT_EQ(code(test_config("shm", 0)), StatusCode::kInvalidArgument);
+  TransportConfig without_device;
+  without_device.transport = "rc";
+  without_device.segment_bytes = 1u << 20;
+  EXPECT_EQ(code(without_device), StatusCode::kFailedPrecondition);
   TransportConfig config = test_config("tcp", 1u << 20);
   config.bind_interface = "nosuch0";
   auto result = create_ucx_transport(config, 1);

@@ -57,6 +57,6 @@ def test_the_first_usable_port_is_picked_and_another_by_name(tmp_path: Path) -> 
 
 
 def test_on_infiniband_the_gid_is_left_to_ucx(tmp_path: Path) -> None:
-    write_port(tmp_path, "mlx5_0:1", "ib0", link_layer="InfiniBand")
+    write_port(tmp_path, "mlx5_0:1", "ib0")
     (port,) = list_ports(tmp_path)
     assert pick_port([port]) == (port, None)

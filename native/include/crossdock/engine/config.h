@@ -17,6 +17,7 @@ struct EngineConfig {
   WeightDtype weight_dtype = WeightDtype::kAuto;
   std::string weight_cache_directory;  // of quantised weights; empty: none are kept
   DType kv_dtype = DType::kBf16;
+  uint32_t tensor_parallel_size = 1;  // an engine computes all of a model: only 1 is accepted
   MlaPrefill mla_prefill = MlaPrefill::kAbsorbed;
   uint32_t num_threads = 1;
   bool pin_threads = true;  // workers stay on their processors; see ThreadPool
@@ -28,6 +29,8 @@ struct EngineConfig {
   uint32_t num_sequences_max = 1024;
   std::string transport = "auto";
   std::string bind_interface;
+  std::string rdma_device;         // empty: rc is not offered
+  std::string gid_index = "auto";  // of the device's port
   bool huge_pages = false;
   bool verify_handoff = false;
   bool store = false;  // a kvstore will be connected: look blocks up there and write them back
