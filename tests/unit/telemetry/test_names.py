@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.documented_metrics import Row, documented_rows
+from tests.documented_metrics import PAGE, Row, documented_rows
 
 ROWS = sorted(documented_rows(), key=lambda row: row.name)
 # Units that are not base units, and types, which the name does not say.
@@ -28,3 +28,17 @@ def test_a_name_follows_the_rules(row: Row) -> None:
     for unit in ("bytes", "seconds"):
         words = row.name.removesuffix("_total").split("_")
         assert unit not in words or words[-1] == unit or "per" in words, "the unit comes last"
+
+
+def test_pages_name_metrics_that_exist() -> None:
+    """A name that goes on as a family (`crossdock_fabric_...`, `_*`) is none."""
+    known = {row.name for row in ROWS}
+    unknown = [
+        f"{page.name}: {name}"
+        for page in PAGE.parent.rglob("*.md")
+        for name in re.findall(
+            r"\b(crossdock_[a-z_]*[a-z])(?![a-z_]*[*.]{1,3}`)", page.read_text(encoding="utf-8")
+        )
+        if name not in known and not re.search(r"_process$|_native$", name)
+    ]
+    assert not unknown
