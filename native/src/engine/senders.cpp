@@ -145,10 +145,13 @@ void Senders::post_blocks(Sending& sending, uint32_t end_block) {
 void Senders::consider_read(Sending& sending, uint64_t tick) {
   if (sending.stopping || sending.computed || sending.read != 0) return;
   const uint32_t num_computed = scheduler_.num_computed(sending.sequence_id);
-  const uint32_t end_position = sending.num_matched_blocks * kBlockTokens;
+  // The block of the last token is computed, for its logits, whatever a grant says.
+  const auto num_tokens = static_cast<uint32_t>(scheduler_.tokens(sending.sequence_id).size());
+  const uint32_t end_block = std::min(sending.num_matched_blocks, (num_tokens - 1) / kBlockTokens);
+  const uint32_t end_position = end_block * kBlockTokens;
   bool reads = sending.readable && !sending.declined && end_position > num_computed;
   if (reads) {
-    const uint32_t num_blocks = sending.num_matched_blocks - num_computed / kBlockTokens;
+    const uint32_t num_blocks = end_block - num_computed / kBlockTokens;
     const double compute_ticks =
         scheduler_.predicted_prompt_ticks(num_computed, end_position - num_computed);
     const double read_ns =
@@ -158,7 +161,7 @@ void Senders::consider_read(Sending& sending, uint64_t tick) {
     if (!reads) ledger_.count(sending.pair, &PairTraffic::num_reads_declined);
   }
   if (!reads) return stop_waiting(sending, tick);
-  if (const auto order = scheduler_.load_more(sending.sequence_id, sending.num_matched_blocks)) {
+  if (const auto order = scheduler_.load_more(sending.sequence_id, end_block)) {
     read(sending, *order);
   }
 }

@@ -301,6 +301,18 @@ TEST_F(SendersTest, TheWaitForAGrantIsBounded) {
   EXPECT_TRUE(step());
 }
 
+TEST_F(SendersTest, TheBlockOfTheLastTokenIsComputedWhateverAGrantSays) {
+  make(kSmall, 128, 1024, true);
+  step();
+  grant(4, 4);
+  ASSERT_EQ(transfers_->all<ReadSpans>().size(), 1u);
+  EXPECT_EQ(transfers_->all<ReadSpans>()[0].spans.size(), 3u);
+  done(transfers_->all<ReadSpans>()[0].operation);
+  EXPECT_TRUE(step());
+  EXPECT_TRUE(transfers_->all<WriteSpans>().empty());
+  EXPECT_EQ(transfers_->all<Fence>().size(), 1u);
+}
+
 TEST_F(SendersTest, AGrantWithoutHistoryEndsTheWait) {
   make(kSmall, 100, 1024, true);
   step();
