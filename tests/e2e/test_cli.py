@@ -97,6 +97,8 @@ def test_a_detached_fleet_answers_and_goes_down(cli: Cli) -> None:
     code, out, err = cli.run("generate", *asked, "--address", address.strip())
     assert code == 0, err
     assert json.loads(out)["token_ids"] == first["token_ids"]
+    rows = [line.split() for line in cli.run("status")[1].splitlines()]
+    assert ["prefill-0", "decode-0", "ready"] in [row[:3] for row in rows]
 
     code, out, err = cli.run("generate", "hello", "--temperature=-1")
     assert (code, out) == (1, "")

@@ -1,4 +1,4 @@
-"""What the kvstore holds outlives the engine that computed it."""
+"""What was computed is found again: in the kvstore, and in the decode instance."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from crossdock.cli.fleet_plan import FleetOptions
 from tests.conftest import KV_MEMORY, StartFleet
 from tests.e2e.caller import (
     Caller,
+    one_engine,
     router_address,
     sampling,
     services,
@@ -59,4 +62,41 @@ def test_a_new_engine_reads_what_the_old_one_stored(
             assert counters["store_blocks_bad"] == 0
 
     asyncio.run(run())
+    wait_until_clean(fleet)
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_a_second_turn_reads_what_its_decode_instance_holds(
+    transport: str, tiny_model: Path, start_fleet: StartFleet
+) -> None:
+    """The continuation of a first turn is in the decode instance alone."""
+    fleet = start_fleet(FleetOptions(tiny_model, kv_memory=KV_MEMORY, transport=transport))
+    (prefill,) = services(fleet, "prefill")
+
+    async def run() -> None:
+        async with Caller(router_address(fleet)) as caller:
+            for conversation in range(4):
+                first = [(7 * i + conversation) % 256 for i in range(200)]
+                answer = await caller.generate(first, sampling(70))
+                second = [*first, *answer.ids, *range(40)]
+                again = await caller.generate(second, sampling(8))
+                cold = await asyncio.to_thread(one_engine, fleet, second, 8)
+                assert again.same == cold.same
+                assert again.finish is not None
+                # The last token that was generated was never computed: 269 of 270 were.
+                if again.finish.usage.cached_prompt_tokens == 269 // 32 * 32:
+                    break
+                # A machine that stops the reading thread makes the next read look too slow.
+            else:
+                pytest.fail(f"nothing is read: {status_of(prefill)}")
+
+    asyncio.run(run())
+    status = status_of(prefill)
+    counters = {c.name: c.value for c in status.counters}
+    assert counters["pairs_blocks_read"] >= 2
+    assert counters["pairs_bytes_read"] > 0
+    assert counters["pairs_reads_failed"] == 0
+    (pair,) = [p for p in status.peers if p.num_handoffs]
+    assert pair.num_blocks_read == counters["pairs_blocks_read"]
+    assert (pair.transport, pair.staged) == (transport, False)
     wait_until_clean(fleet)
