@@ -88,6 +88,13 @@ test-python: build $(STAMPS)/oracle ## The Python tests: unit, integration, end 
 	$(BIN)/crossdock model fetch
 	$(BIN)/python -m pytest
 
+# What of it runs: parts of names, such as CHECKS="doctor handoff".
+.PHONY: roce-test
+roce-test: build ## Real RoCEv2 (Soft-RoCE) in an emulated guest: doctor, transfers, a handoff
+	cmake -S . -B $(PLAIN) -DCROSSDOCK_TESTS=ON
+	cmake --build $(PLAIN) --target transfer_ucx_transport_test transfer_processes_test
+	$(BIN)/python -m tools.roce $(CHECKS)
+
 .PHONY: test-asan
 test-asan: $(STAMPS)/dev ## The C++ tests under the address and undefined behaviour sanitizers
 	cmake -S . -B build/asan -G Ninja -DCROSSDOCK_TESTS=ON \
