@@ -21,6 +21,11 @@ constexpr uint64_t kProcessEndMaxNs = 5'000'000;
 constexpr uint64_t kUnansweredMinNs = 1'000'000'000;
 constexpr uint64_t kUnansweredMaxNs = 8'000'000'000;
 constexpr uint64_t kCloseMaxNs = 200'000;
+// How long a process that goes on takes to look at all that came meanwhile.
+constexpr uint64_t kLookMaxNs = 10'000'000;
+// Now and then something takes much longer than the rest, and so does what is in order behind it.
+constexpr double kSlowShare = 1.0 / 64;
+constexpr uint64_t kSlowFactor = 50;
 
 bool offers(const Node& node, TransportKind kind) {
   const std::string padded = "," + node.descriptor.transports + ",";
@@ -290,20 +295,14 @@ void Network::resume(Node& node) {
   if (!node.stopped) return;
   node.stopped = false;
   timeline_.note("resumed", node.id);
-  // In whatever order its transfer thread looks at them.
-  const bool data_first = timeline_.random.below(2) == 0;
-  const auto look_at_data = [&] {
-    for_each_end([&](const End& end) {
-      flow_all(end.connection);
-      if (end.side().node == &node) serve(end);
-    });
-  };
-  if (data_first) look_at_data();
+  // What has come meanwhile is looked at in whatever order, and copies go on until then.
   for (auto& action : std::exchange(node.deferred, {})) {
-    // It may end or be stopped by none of these, but the order is theirs.
-    action();
+    at_node(node, timeline_.now_ns() + timeline_.random.below(kLookMaxNs), std::move(action));
   }
-  if (!data_first) look_at_data();
+  for_each_end([&](const End& end) {
+    flow_all(end.connection);
+    if (end.side().node == &node) serve(end);
+  });
 }
 
 // ---- faults of the network
@@ -330,8 +329,8 @@ void Network::heal(const Node& a, const Node& b) {
   for_each_end([&](const End& end) {
     establish(end.connection);
     flow_all(end.connection);
-    // Who closed meanwhile says so now.
-    if (end.side().phase >= Phase::kBroken) notify_other(end);
+    // Who closed or ended meanwhile says so now.
+    if (end.side().phase >= Phase::kBroken || !end.side().node->alive) notify_other(end);
   });
 }
 
@@ -366,7 +365,9 @@ bool Network::partitioned(const Node* a, const Node* b) const {
 
 uint64_t Network::delay(const Node& source, const Node& target) {
   const PathConditions way = path(source, target);
-  return timeline_.random.between(way.delay_min_ns, way.delay_max_ns);
+  const uint64_t usual_ns = timeline_.random.between(way.delay_min_ns, way.delay_max_ns);
+  if (!timeline_.random.chance(kSlowShare)) return usual_ns;
+  return usual_ns + timeline_.random.below(kSlowFactor * way.delay_max_ns + 1);
 }
 
 void Network::at_node(Node& node, uint64_t at_ns, std::function<void()> action) {

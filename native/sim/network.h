@@ -36,8 +36,8 @@ namespace crossdock::sim {
 
 struct PathConditions {
   uint64_t delay_min_ns = 5'000;
-  uint64_t delay_max_ns = 100'000;
-  uint64_t bytes_per_s = 1'000'000'000;
+  uint64_t delay_max_ns = 100'000;  // of most: some take up to fifty times longer
+  uint64_t bytes_per_s = 100'000'000;
 };
 
 struct NetworkConditions {

@@ -1,2 +1,4 @@
 crossdock_test(sim_world_test SOURCES tests/sim/fleet.cpp tests/sim/world_test.cpp
                LINKS crossdock_sim_world)
+crossdock_test(sim_soak_test SOURCES tests/sim/fleet.cpp tests/sim/soak_test.cpp
+               LINKS crossdock_sim_world)

@@ -130,9 +130,10 @@ class World:
         lost_completions: float | None = None,
         write_chunk_bytes: int | None = None,
     ) -> None:
-        """Of every path: a message or write takes a delay drawn from the range, and its bytes at
-        this speed; this share of one-sided operations never reports its completion, and then its
-        pair breaks later. One write lands in pieces of `write_chunk_bytes`. None: as it was."""
+        """Of every path: a message or write takes a delay drawn from the range, a few up to fifty
+        times longer, and its bytes at this speed; this share of one-sided operations never
+        reports its completion, and then its pair breaks later. One write lands in pieces of
+        `write_chunk_bytes`. None: as it was."""
     def set_path(
         self,
         source: EngineId,
@@ -160,9 +161,9 @@ class World:
         self, source: EngineId, how: Tampering, *, message: Message = "any", count: int = 1
     ) -> None:
         """The next `count` messages of that kind that `source` sends are dropped, sent twice, cut
-        short, given a wrong MAC (forge), held back for long (delay; later ones wait behind), given
-        another incarnation or attempt with the MAC as it was, or sent once more much later, even on
-        a later connection of the two (replay)."""
+        short, given another token under the old MAC (forge: commits alone), held back for long
+        (delay; later ones wait behind), given another incarnation or attempt with the MAC as it
+        was, or sent once more much later, even on a later connection of the two (replay)."""
 
     # ---- what checkers ask -----------------------------------------------------------------------
     def violations(self) -> list[Violation]:
@@ -178,8 +179,10 @@ class World:
     def trace(self) -> list[str]:
         """What happened, a line an event, oldest first; bounded to the last 100,000."""
     def statistics(self) -> dict[str, int]:
-        """Counts over the world: turns, steps, writes_posted, writes_landed, bytes_landed,
-        landed_late (their sender had died), landed_quarantined, completions_lost, messages, ..."""
+        """Counts over the world: turns, layers, computed_tokens, messages, messages_tampered,
+        operations, posts_failed, completions_lost, pieces_landed, bytes_landed, landed_late (their
+        sender had died), landed_quarantined (in blocks that were given up), pieces_dropped,
+        pairs_ready, pairs_broken."""
 
 def oracle(
     prompt: list[int],

@@ -47,7 +47,7 @@ struct Front {
 
 class Fleet {
  public:
-  explicit Fleet(uint64_t seed) : world(seed) {}
+  explicit Fleet(uint64_t seed, bool trace = false) : world(seed, trace) {}
 
   // Starts an engine and waits for it.
   Front& add(const std::string& host, uint32_t num_blocks = 64,
