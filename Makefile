@@ -84,9 +84,18 @@ model-check: build ## Handoffs in every interleaving of small worlds, and wrong 
 	$(PLAIN)/native/handoff_world_test --gtest_brief=1
 
 .PHONY: test-python
-test-python: build $(STAMPS)/oracle ## The Python tests: unit, integration, end to end
+test-python: sim-world $(STAMPS)/oracle ## The Python tests: unit, integration, end to end
 	$(BIN)/crossdock model fetch
 	$(BIN)/python -m pytest
+
+.PHONY: sim-world
+sim-world: build
+	cmake -S . -B $(PLAIN) -DCROSSDOCK_TESTS=ON
+	cmake --build $(PLAIN) --target crossdock_sim
+
+.PHONY: sim
+sim: sim-world ## The fleet on virtual time: 200 fixed and 200 fresh seeds, or SEED=n with its trace
+	$(BIN)/python -m tests.sim $(if $(SEED),--seed $(SEED))
 
 # What of it runs: parts of names, such as CHECKS="doctor handoff".
 .PHONY: roce-test

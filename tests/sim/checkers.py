@@ -200,6 +200,7 @@ def everything_drains_after_faults_stop(
             "owned": engine.num_owned,
             "quarantined": engine.num_quarantined,
             "sequences": engine.num_sequences,
+            "receiving": engine.num_receiving,
             "handoffs": engine.num_handoffs,
             "sendings": engine.num_sendings,
             "operations": engine.num_operations,
