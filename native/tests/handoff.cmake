@@ -1,5 +1,7 @@
 crossdock_test(handoff_messages_test SOURCES tests/handoff/messages_test.cpp
   LINKS crossdock_handoff)
+crossdock_test(handoff_outcomes_test SOURCES tests/handoff/outcomes_test.cpp
+  LINKS crossdock_handoff)
 crossdock_test(handoff_receiver_test SOURCES tests/handoff/receiver_test.cpp
   LINKS crossdock_handoff)
 crossdock_test(handoff_sender_test SOURCES tests/handoff/sender_test.cpp LINKS crossdock_handoff)

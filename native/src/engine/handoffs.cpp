@@ -21,7 +21,7 @@ void Engine::on(MessageArrived& event) {
   const Peer* peer = peers_.find(event.peer);
   if (peer == nullptr || peer->state != PeerState::kReady || peer->store) return;
   auto message = decode_handoff(event.message);
-  if (!message.ok()) return break_pair(event.peer, message.status());
+  if (!message.ok()) return tell(handoff_event::Malformed{event.peer, message.status()});
   tell(handoff_event::Arrived{event.peer, std::move(message).value()});
 }
 

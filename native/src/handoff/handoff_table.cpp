@@ -92,6 +92,15 @@ struct HandoffTable::Impl {
     std::visit([&](const auto& message) { deliver(event.pair, message, x); }, event.message);
   }
 
+  void on(const handoff_event::Malformed& event, Exchange& x) {
+    if (!pairs.is_up(event.pair)) {
+      ++counters.refused_incarnation;
+      return;
+    }
+    ++counters.refused_malformed;
+    x.to_break.emplace_back(event.pair, event.why.message());
+  }
+
   template <typename Message>
   void deliver(PairId pair, const Message& message, Exchange& x) {
     if constexpr (requires { receivers.on_message(pair, message, x); }) {

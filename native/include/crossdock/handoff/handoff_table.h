@@ -68,6 +68,11 @@ struct Arrived {
   PairId pair = 0;
   HandoffMessage message;
 };
+// A message that does not parse: no use is made of it, and the pair that brought it is broken.
+struct Malformed {
+  PairId pair = 0;
+  Status why;
+};
 // -- receiver
 struct Expect {  // Generate named this handoff; nothing is held for it yet
   HandoffId id;
@@ -131,11 +136,11 @@ struct Tick {};
 
 using HandoffEvent =
     std::variant<handoff_event::PairUp, handoff_event::PairBroken, handoff_event::PairClosed,
-                 handoff_event::Arrived, handoff_event::Expect, handoff_event::Reserved,
-                 handoff_event::Verified, handoff_event::End, handoff_event::PeerLost,
-                 handoff_event::Prepare, handoff_event::Begin, handoff_event::WritesArrived,
-                 handoff_event::WritesFailed, handoff_event::WritesStopped, handoff_event::Cancel,
-                 handoff_event::Tick>;
+                 handoff_event::Arrived, handoff_event::Malformed, handoff_event::Expect,
+                 handoff_event::Reserved, handoff_event::Verified, handoff_event::End,
+                 handoff_event::PeerLost, handoff_event::Prepare, handoff_event::Begin,
+                 handoff_event::WritesArrived, handoff_event::WritesFailed,
+                 handoff_event::WritesStopped, handoff_event::Cancel, handoff_event::Tick>;
 
 namespace handoff_action {
 struct Send {

@@ -28,9 +28,10 @@ struct HandoffCounters {
   uint64_t refused_attempt = 0;
   uint64_t refused_mac = 0;
   uint64_t refused_checksum = 0;
-  uint64_t refused_shape = 0;  // prompt length, number of blocks or choices; checksum not made
-  uint64_t refused_limit = 0;  // too many opens of one pair wait for their Generate
-  uint64_t refused_state = 0;  // commit after revoke, and the like
+  uint64_t refused_shape = 0;      // prompt length, number of blocks or choices; checksum not made
+  uint64_t refused_malformed = 0;  // does not parse: the pair is broken
+  uint64_t refused_limit = 0;      // too many opens of one pair wait for their Generate
+  uint64_t refused_state = 0;      // commit after revoke, and the like
   uint64_t duplicates = 0;
   uint64_t late_messages = 0;  // to a handoff that has ended or is ending
   uint64_t late_events = 0;    // local events for a handoff that has ended
@@ -56,6 +57,7 @@ inline constexpr std::array kHandoffCounters{
     NamedHandoffCounter{"refused_mac", &HandoffCounters::refused_mac},
     NamedHandoffCounter{"refused_checksum", &HandoffCounters::refused_checksum},
     NamedHandoffCounter{"refused_shape", &HandoffCounters::refused_shape},
+    NamedHandoffCounter{"refused_malformed", &HandoffCounters::refused_malformed},
     NamedHandoffCounter{"refused_limit", &HandoffCounters::refused_limit},
     NamedHandoffCounter{"refused_state", &HandoffCounters::refused_state},
     NamedHandoffCounter{"duplicates", &HandoffCounters::duplicates},
