@@ -93,6 +93,18 @@ Status KvLayout::validate() const {
             "multiple of 128, not " +
                 std::to_string(head_dim)};
   }
+  if (tensor_parallel_size == 0 || tensor_parallel_rank >= tensor_parallel_size) {
+    return {StatusCode::kInvalidArgument,
+            "tensor_parallel_rank: must be below tensor_parallel_size, " +
+                std::to_string(tensor_parallel_size) + ", not " +
+                std::to_string(tensor_parallel_rank)};
+  }
+  if (num_kv_heads == 0 ||
+      (num_kv_heads % tensor_parallel_size != 0 && tensor_parallel_size % num_kv_heads != 0)) {
+    return {StatusCode::kInvalidArgument,
+            "tensor_parallel_size: " + std::to_string(tensor_parallel_size) + " and the model's " +
+                std::to_string(num_kv_heads) + " KV heads: neither divides the other"};
+  }
   return {};
 }
 
@@ -148,7 +160,7 @@ void zero_tail(const KvLayout& layout, uint32_t num_used_slots, std::byte* block
                   (kBlockTokens - num_used_slots) * layout.row_bytes());
       continue;
     }
-    for (uint32_t head = 0; head < layout.num_kv_heads; ++head) {
+    for (uint32_t head = 0; head < layout.num_rank_heads(); ++head) {
       std::byte* k = block + layout.k_offset(layer, head);
       std::byte* v = block + layout.v_offset(layer, head);
       zero_columns(k, layout.head_dim, element, num_used_slots);

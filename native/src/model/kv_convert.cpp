@@ -11,7 +11,7 @@ namespace {
 void convert_heads(const KvLayout& from, const KvLayout& to, uint32_t layer,
                    const std::byte* source, std::byte* target) {
   const kernels::ElementTypes types{element_type(from.dtype), element_type(to.dtype)};
-  for (uint32_t head = 0; head < from.num_kv_heads; ++head) {
+  for (uint32_t head = 0; head < from.num_rank_heads(); ++head) {
     kernels::convert_k(types, from.head_dim, source + from.k_offset(layer, head),
                        target + to.k_offset(layer, head));
     kernels::convert_v(types, from.head_dim, source + from.v_offset(layer, head),

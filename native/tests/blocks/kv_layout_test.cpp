@@ -48,6 +48,36 @@ size_t slot_of(const KvLayout& layout, size_t offset) {
   return is_key ? element % kBlockTokens : element / layout.head_dim;
 }
 
+TEST(KvLayout, HoldsTheHeadsOfItsRank) {
+  KvLayout layout = example();
+  layout.num_kv_heads = 8;
+  const size_t whole = layout.layer_bytes();
+  layout.tensor_parallel_size = 4;
+  layout.tensor_parallel_rank = 3;
+  EXPECT_TRUE(layout.validate().ok());
+  EXPECT_EQ(layout.num_rank_heads(), 2u);
+  EXPECT_EQ(layout.first_rank_head(), 6u);
+  EXPECT_EQ(layout.layer_bytes(), whole / 4);
+  layout.tensor_parallel_size = 16;
+  layout.tensor_parallel_rank = 5;
+  EXPECT_EQ(layout.num_rank_heads(), 1u);
+  EXPECT_EQ(layout.first_rank_head(), 2u);
+  EXPECT_EQ(layout.num_replicas(), 2u);
+}
+
+TEST(KvLayout, RefusesRanksThatCannotShareTheHeads) {
+  KvLayout layout = example();  // of three heads
+  layout.tensor_parallel_size = 2;
+  EXPECT_EQ(layout.validate().message(),
+            "tensor_parallel_size: 2 and the model's 3 KV heads: neither divides the other");
+  layout.tensor_parallel_size = 3;
+  layout.tensor_parallel_rank = 3;
+  EXPECT_EQ(layout.validate().message(),
+            "tensor_parallel_rank: must be below tensor_parallel_size, 3, not 3");
+  layout.tensor_parallel_rank = layout.tensor_parallel_size = 0;
+  EXPECT_FALSE(layout.validate().ok());
+}
+
 TEST(KvLayout, SizesAndOffsetsPartitionTheBlock) {
   const KvLayout layout = example();
   EXPECT_EQ(layout.head_bytes(), 32u * 64 * 2);

@@ -7,8 +7,11 @@
 //   MLA  for every slot one row: the latent (head_dim values), for fp8_ds_mla one f32 scale per 128
 //        of them, then rope_dim values, in bf16 for fp8_ds_mla. For DeepSeek-V3 (512, 64) that is
 //        656 bytes, the arrangement that FlashMLA and vLLM call fp8_ds_mla.
-// A layer's bytes are contiguous, and a block's stride is rounded up to 4 KiB, so a block is one
-// span and a group of layers is one span of it.
+// Of a model that is split over tensor-parallel ranks a block holds the KV heads of its rank: an
+// equal share of consecutive ones or, where there are more ranks than heads, one that its
+// neighbours hold as well. The latent of MLA is the same on every rank. A layer's bytes are
+// contiguous, and a block's stride is rounded up to 4 KiB, so a block is one span and a group of
+// layers is one span of it.
 #pragma once
 
 #include <array>
@@ -42,15 +45,29 @@ struct KvLayout {
   Fingerprint model{};  // of the checkpoint: architecture, dimensions and weights
   KvKind kind = KvKind::kGqa;
   uint32_t num_layers = 0;
-  uint32_t num_kv_heads = 0;  // MLA: 1
+  uint32_t num_kv_heads = 0;  // of the model, on all ranks together; MLA: 1
   uint32_t head_dim = 0;      // GQA: of K and of V; MLA: of the latent
   uint32_t rope_dim = 0;      // MLA alone
   DType dtype = DType::kF32;
   uint32_t tensor_parallel_rank = 0;
   uint32_t tensor_parallel_size = 1;
 
-  // INVALID_ARGUMENT where the kind has no such dtype or the dims do not suit it.
+  // INVALID_ARGUMENT where the kind has no such dtype, the dims do not suit it, or the heads cannot
+  // be shared out to the ranks.
   Status validate() const;
+
+  // KV heads in a block, and the first of them in the model.
+  uint32_t num_rank_heads() const {
+    return num_kv_heads < tensor_parallel_size ? 1 : num_kv_heads / tensor_parallel_size;
+  }
+  uint32_t first_rank_head() const {
+    return static_cast<uint32_t>(uint64_t{tensor_parallel_rank} * num_kv_heads /
+                                 tensor_parallel_size);
+  }
+  // Ranks that hold the same bytes.
+  uint32_t num_replicas() const {
+    return num_kv_heads < tensor_parallel_size ? tensor_parallel_size / num_kv_heads : 1;
+  }
 
   // GQA: bytes of K (or of V) of one head in one layer of one block, its scales among them.
   size_t head_bytes() const {
@@ -65,12 +82,13 @@ struct KvLayout {
   }
   size_t layer_bytes() const {
     return kind == KvKind::kMla ? kBlockTokens * row_bytes()
-                                : 2 * size_t{num_kv_heads} * head_bytes();
+                                : 2 * size_t{num_rank_heads()} * head_bytes();
   }
   size_t block_bytes() const { return num_layers * layer_bytes(); }
   size_t stride_bytes() const {
     return (block_bytes() + kBlockAlignment - 1) / kBlockAlignment * kBlockAlignment;
   }
+  // Heads count from the rank's first.
   size_t k_offset(uint32_t layer, uint32_t head) const {
     return layer * layer_bytes() + 2 * size_t{head} * head_bytes();
   }
