@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.documented_metrics import PAGE, Row, documented_rows
+from tests.documented_metrics import PAGE, Row, documented_outcomes, documented_rows
 
 ROWS = sorted(documented_rows(), key=lambda row: row.name)
 # Units that are not base units, and types, which the name does not say.
@@ -28,6 +28,12 @@ def test_a_name_follows_the_rules(row: Row) -> None:
     for unit in ("bytes", "seconds"):
         words = row.name.removesuffix("_total").split("_")
         assert unit not in words or words[-1] == unit or "per" in words, "the unit comes last"
+
+
+def test_the_page_lists_every_counter_of_the_table() -> None:
+    header = PAGE.parents[1] / "native/include/crossdock/handoff/lifecycle.h"
+    names = re.findall(r'NamedHandoffCounter\{"([a-z_]+)"', header.read_text(encoding="utf-8"))
+    assert sorted(names) == sorted(documented_outcomes())
 
 
 def test_pages_name_metrics_that_exist() -> None:
