@@ -150,9 +150,11 @@ struct TransportConfig {
   // GID. Without a device rc is not offered.
   std::string rdma_device;
   std::string gid_index = "auto";  // UCX's own choice, right on InfiniBand
-  uint16_t listen_port = 0;                  // of the handoff channel; 0: any free one
-  uint64_t in_flight_bytes_max = 64u << 20;  // per peer
-  uint32_t handshake_timeout_ms = 20'000;    // from Connect to PeerReady, else PeerBroken
+  uint16_t listen_port = 0;        // of the handoff channel; 0: any free one
+  // Per peer. What is in flight goes before whatever comes next, so it bounds the wait of a small
+  // handoff behind a large one; enough for a network of 10 GB/s and a millisecond.
+  uint64_t in_flight_bytes_max = 16u << 20;
+  uint32_t handshake_timeout_ms = 20'000;  // from Connect to PeerReady, else PeerBroken
 };
 
 class Transport {
