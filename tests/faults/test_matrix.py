@@ -26,7 +26,7 @@ from tests.faults.states import STATES
 from tests.faults.summary import SUMMARY
 
 # Fleets side by side: most of a cell is waiting.
-_NUM_LANES: Final = 3
+_NUM_LANES: Final = 4
 _PLACES: Final = (
     Place("prefill-0", "front"),
     Place("prefill-0", "engine"),
