@@ -205,6 +205,7 @@ def _check_processes(
     for place, former in before.items():
         hit = cell.fault == "kill" and cell.place in (place, Place(place.instance_id))
         same = processes.identity(place) == former
+        assert not (hit and former.is_alive()), f"{place} outlives {cell}"
         assert same != hit, f"{place} is {'the same' if same else 'another'} process after {cell}"
     for record in processes.records:
         expected = []
