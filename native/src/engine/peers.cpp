@@ -30,9 +30,9 @@ Result<CacheFormat> decode_format(const std::string& encoded) {
   layout.tensor_parallel_size = in.get<uint32_t>();
   format.numerics_id = in.get_string();
   const bool known = layout.dtype <= DType::kFp8DsMla && layout.kind <= KvKind::kMla;
-  if (!in.done() || !known || !layout.validate().ok()) {
-    return Status(StatusCode::kInvalidArgument, "layout: malformed");
-  }
+  if (!in.done() || !known) return Status(StatusCode::kInvalidArgument, "layout: malformed");
+  Status status = layout.validate();
+  if (!status.ok()) return Status(status.code(), "layout: " + status.message());
   return format;
 }
 
@@ -70,8 +70,15 @@ Result<CacheFormat> check_format(const CacheFormat& ours, const std::string& enc
   if (!theirs.ok()) return theirs.status();
   const CacheFormat& peer = theirs.value();
   if (!ours.layout.converts_from(peer.layout)) {
+    const auto size = [](const KvLayout& layout) {
+      return std::to_string(layout.tensor_parallel_size);
+    };
+    const bool sizes_differ = ours.layout.tensor_parallel_size != peer.layout.tensor_parallel_size;
     return Status(StatusCode::kFailedPrecondition,
-                  "KV layouts differ: ours is " + ours.layout.to_string() + ", the peer's is " +
+                  (sizes_differ ? "tensor_parallel_size must be " + size(ours.layout) +
+                                      " on both sides, the peer's is " + size(peer.layout) + ": "
+                                : std::string()) +
+                      "KV layouts differ: ours is " + ours.layout.to_string() + ", the peer's is " +
                       peer.layout.to_string());
   }
   if (without_kv_dtype(ours.numerics_id) != without_kv_dtype(peer.numerics_id)) {

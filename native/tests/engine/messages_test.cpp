@@ -5,6 +5,7 @@
 #include <random>
 
 #include "crossdock/engine/config.h"
+#include "crossdock/engine/peers.h"
 
 namespace crossdock {
 namespace {
@@ -70,6 +71,24 @@ TEST(Messages, AnyBytesAreDecodedOrRefused) {
   EXPECT_GT(num_refused, 1000u);
 }
 
+TEST(CacheFormat, RefusesAPeerOfAnotherTensorParallelSize) {
+  CacheFormat ours{{.num_layers = 2, .num_kv_heads = 4, .head_dim = 8}, "cpu"};
+  CacheFormat peer = ours;
+  EXPECT_TRUE(check_format(ours, encode(peer)).ok());
+  peer.layout.tensor_parallel_size = 2;
+  peer.layout.tensor_parallel_rank = 1;
+  const auto refused = check_format(ours, encode(peer));
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.status().code(), StatusCode::kFailedPrecondition);
+  EXPECT_EQ(refused.status().message(),
+            "tensor_parallel_size must be 1 on both sides, the peer's is 2: KV layouts differ: "
+            "ours is " +
+                ours.layout.to_string() + ", the peer's is " + peer.layout.to_string());
+  peer.layout.tensor_parallel_rank = 2;
+  EXPECT_NE(check_format(ours, encode(peer)).status().message().find("tensor_parallel_rank: must"),
+            std::string::npos);
+}
+
 TEST(EngineConfig, NamesTheKeyAtFault) {
   const auto message = [](const char* json) {
     const auto config = parse_engine_config(json);
@@ -86,6 +105,9 @@ TEST(EngineConfig, NamesTheKeyAtFault) {
     EXPECT_NE(weights.find(word), std::string::npos) << weights;
   }
   EXPECT_NE(message(("{" + good + R"(, "kv_dtype": "fp4"})").c_str()).find("kv_dtype"),
+            std::string::npos);
+  EXPECT_NE(message(("{" + good + R"(, "tensor_parallel_size": 2})").c_str())
+                .find("tensor_parallel_size must be 1, not 2"),
             std::string::npos);
   EXPECT_NE(message(("{" + good + R"(, "mla_prefill": "both"})").c_str())
                 .find("mla_prefill must be absorbed or expanded, not \"both\""),
