@@ -148,7 +148,7 @@ class Engines:
             self.all[engine_id].has_ended(-9 if code is None else code)
 
     def later(self, action: Callable[[], None]) -> None:
-        self.loop.call_later(self.random.uniform(0, _NOTICE_MAX_S), action)
+        self.loop.outside(self.random.uniform(0, _NOTICE_MAX_S), action)
 
 
 class SimLauncher:

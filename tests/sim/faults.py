@@ -69,7 +69,7 @@ class Faults:
 
     def _restart_later(self, service: Service) -> None:
         delay_s = self._random.uniform(0.0, _RESTART_MAX_S)
-        self._ground.loop.call_later(delay_s, self._restart, service)
+        self._ground.loop.outside(delay_s, self._restart, service)
 
     def _restart(self, service: Service) -> None:
         if not service.alive:

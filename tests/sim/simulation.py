@@ -93,7 +93,8 @@ class Simulation:
                     self._breach("everything_drains_after_faults_stop", str(error))
                 self._conclude()
         finally:
-            self._tear_down()
+            with _logs_to(lambda *_: None):  # of those who clean up after their world has ended
+                self._tear_down()
             gc.enable()
         return self._result
 
@@ -159,6 +160,7 @@ class Simulation:
             self.note,
         )
         faults.schedule(self._scenario.faults, self._loop.time())
+        await asyncio.sleep(max((fault.at_s for fault in self._scenario.faults), default=0.0))
         await self._until(self._answered, _FAULTS_MAX_S)
         faults.undo_all()
         self._result.counts.update({f"fault {kind}": n for kind, n in faults.counts.items()})
@@ -167,6 +169,8 @@ class Simulation:
             text = f"the fleet does not recover: {self._unsettled()}"
             self._breach("everything_drains_after_faults_stop", text)
             return
+        # An instance whose quarantine is full refuses, rightly, until it has drained.
+        await self._until(lambda: not self._drain_breaches(), _DRAIN_MAX_S)
         await self._probe()
         await self._until(lambda: not self._drain_breaches(), _DRAIN_MAX_S)
         self._result.breaches += self._drain_breaches()

@@ -176,6 +176,10 @@ class VirtualLoop(BaseEventLoop):
     ) -> Any:
         return self.call_soon(callback, *args, context=context)
 
+    def outside(self, delay_s: float, callback: Callable[..., Any], *args: Any) -> None:
+        """After `delay_s`, as part of no process, whoever asks for it."""
+        self.call_later(delay_s, callback, *args, context=contextvars.Context())
+
     def unpark(self, process: Process) -> None:
         self._ready.extend(process.parked)
         process.parked.clear()
