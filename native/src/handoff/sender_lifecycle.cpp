@@ -10,9 +10,9 @@
 //    stopped first (-> Aborting); on a broken pair only its closing proves that (-> AbortingBroken)
 //
 // Every end that the peer does not know of is told by `aborted`, while the pair is up: it means
-// that no write of this handoff is or will be in flight, which is true of any id that has ended, and
-// is made true of any that is unknown. So a late grant, revoke or nack is always answered by it, and
-// the receiver's quarantine always ends.
+// that no write of this handoff is or will be in flight, which is true of any id that has ended,
+// and is made true of any that is unknown. So a late grant, revoke or nack is always answered by
+// it, and the receiver's quarantine always ends.
 #include "crossdock/handoff/lifecycle.h"
 
 namespace crossdock::sender {
