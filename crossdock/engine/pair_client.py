@@ -51,7 +51,8 @@ class PairDialer:
     def __init__(self, instance_id: str, surroundings: Surroundings = REAL) -> None:
         self._instance_id = instance_id
         self._surroundings = surroundings
-        self._watches: set[asyncio.Task[None]] = set()
+        # A dict, so that pairs end in the order in which they were made.
+        self._watches: dict[asyncio.Task[None], None] = {}
 
     async def dial(self, engine: Engine, callee: Callee) -> Dialed:
         """A pair that is CONNECTING in our engine; wait for it to be ready. Raises why not."""
@@ -82,8 +83,8 @@ class PairDialer:
             await channel.close(None)
             raise
         watch = asyncio.create_task(_watch(engine, pair, call, channel))
-        self._watches.add(watch)
-        watch.add_done_callback(self._watches.discard)
+        self._watches[watch] = None
+        watch.add_done_callback(self._watches.pop)
         return Dialed(pair, stub)
 
     async def close(self) -> None:
