@@ -58,6 +58,17 @@ async def test_a_warm_prefix_is_not_sent_again(pair: Pair) -> None:
     assert warm.prefill.cached_prompt_tokens == 192
 
 
+async def test_the_counters_of_handoffs_reach_the_status(pair: Pair) -> None:
+    for expected in (1, 2):
+        await pair.handed_off(prompt(40))
+        for instance in (pair.prefill, pair.decode):
+            status = await instance.status()
+            moved = {c.name: c.value for c in status.counters if c.name.startswith("handoff_")}
+            assert moved.pop("handoff_commits") == expected
+            assert moved, "nothing but commits is counted"
+            assert not any(moved.values()), moved
+
+
 async def test_a_seed_draws_the_same_everywhere(pair: Pair) -> None:
     drawn = {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "seed": 1234}
     handed_off = await pair.handed_off(prompt(40), 16, **drawn)
