@@ -238,9 +238,10 @@ int main(int argc, char** argv) {
   const MappedMemory memory = must(MappedMemory::create("bench-overlap", 4096));
   auto& transfer_ns = *new (memory.data()) std::atomic<uint64_t>(0);
   for (const char* transport : {"shm", "tcp"}) {
-    run_in_two([&](Board& board) { run_decode(board, transport, kPromptTokens); },
-               [&](Board& board) { measure_alone(board, transport, num_handoffs, transfer_ns); });
     for (const uint32_t token_budget : {2048u, 512u, 64u}) {
+      // Anew each time, since the machine's speed drifts.
+      run_in_two([&](Board& board) { run_decode(board, transport, kPromptTokens); },
+                 [&](Board& board) { measure_alone(board, transport, num_handoffs, transfer_ns); });
       run_in_two([&](Board& board) { run_decode(board, transport, token_budget); },
                  [&](Board& board) {
                    run_prefill(board, transport, token_budget, num_handoffs, transfer_ns.load());
