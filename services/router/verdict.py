@@ -74,6 +74,8 @@ _BY_CODE: Final[dict[tuple[Role, Code], Verdict]] = {
     (Role.PREFILL, Code.UNAVAILABLE): Verdict(Kind.LOST, (Role.PREFILL,), COMMIT_GRACE_S),
     (Role.PREFILL, Code.CANCELLED): Verdict(Kind.LOST, (Role.PREFILL,), COMMIT_GRACE_S),
     (Role.PREFILL, Code.ABORTED): Verdict(Kind.LOST, (Role.PREFILL,), COMMIT_GRACE_S),
+    # The decode instance does not know the handoff (any more): its stream says why.
+    (Role.PREFILL, Code.NOT_FOUND): Verdict(Kind.LOST, (Role.DECODE,), COMMIT_GRACE_S),
     (Role.PREFILL, Code.RESOURCE_EXHAUSTED): Verdict(Kind.REFUSED, (Role.PREFILL,)),
     (Role.PREFILL, Code.INTERNAL): Verdict(Kind.FATAL, grace_s=COMMIT_GRACE_S),
     (Role.PREFILL, Code.UNKNOWN): Verdict(Kind.FATAL, grace_s=COMMIT_GRACE_S),

@@ -56,3 +56,10 @@ def test_once_it_streams_only_the_decode_instance_can_be_at_fault() -> None:
         verdict = judge(DECODE, failure, streaming=True)
         assert (verdict.kind, verdict.at_fault) == (Kind.LOST, (DECODE,))
     assert judge(DECODE, internal("x"), streaming=True).kind is Kind.FATAL
+
+
+def test_a_handoff_that_is_not_known_there_is_tried_again() -> None:
+    error = CrossdockError(Code.NOT_FOUND, "the decode instance refused", Reason.INTERNAL)
+    verdict = judge(Role.PREFILL, error)
+    assert verdict.kind is Kind.LOST
+    assert verdict.grace_s > 0
