@@ -132,7 +132,7 @@ class Engine {
   bool in_step_ = false;
   std::vector<BatchItem> batch_;
   std::vector<TokenResult> results_;
-  std::vector<ChoiceState> choices_;     // beside results_
+  std::vector<ChoiceState> choices_;  // beside results_
   struct SentChunk {
     HandoffId handoff;
     uint32_t end_block = 0;  // blocks before it are complete after the step
