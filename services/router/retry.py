@@ -20,7 +20,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from crossdock.errors import CrossdockError, not_ready, overloaded
+from crossdock.errors import Code, CrossdockError, not_ready, overloaded
 from crossdock.rpc.surroundings import REAL
 from services.router.attempt import Attempt, Failed, Finished, Sink
 from services.router.deadline import Deadline
@@ -163,7 +163,7 @@ class Retry:
             loss = Loss(result.error, self._wait_until(job))
             num_losses += 1
             if num_losses > self._bounds.migrations_max:
-                raise result.error
+                raise _given_up(result.error, num_losses) from result.error
 
     async def _attempt(
         self, job: Job, placement: Placement, number: int, merge: TokenMerge, sink: Sink
@@ -273,6 +273,15 @@ def _ended_by_itself(job: Job, generated: list[int]) -> EngineFinish | None:
     if len(generated) >= job.sampling.max_tokens:
         return EngineFinish.LENGTH
     return None
+
+
+def _given_up(error: CrossdockError, num_losses: int) -> CrossdockError:
+    """What the last of several lost attempts means to the caller: another try may succeed.
+
+    Whatever code it had between instances (ABORTED, CANCELLED, NOT_FOUND) is not the caller's.
+    """
+    text = f"{num_losses} attempts were lost, the last one by: {error.message}; retry later"
+    return CrossdockError(Code.UNAVAILABLE, text, error.reason, retry_after_s=RETRY_AFTER_S)
 
 
 def _vacancy_error(vacancy: Vacancy) -> CrossdockError:

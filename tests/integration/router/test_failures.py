@@ -224,6 +224,15 @@ async def test_decode_dies_on_every_attempt(make_world: MakeWorld) -> None:
     assert sum(len(fake.instance.requests) for fake in world.decode) == 3
 
 
+async def test_the_callers_answer_to_lost_attempts_is_to_try_later(make_world: MakeWorld) -> None:
+    """ABORTED is what the instances told each other; the caller did nothing to be aborted for."""
+    world = await make_world(num_decode=2, max_migrations=1)
+    for fake in world.decode:
+        error = CrossdockError(Code.ABORTED, "the commit was refused", Reason.INTERNAL)
+        fake.scripts += [DecodeScript(error=error) for _ in range(2)]
+    await assert_refused(world, Code.UNAVAILABLE, Reason.INTERNAL)
+
+
 async def test_a_new_request_waits_for_the_word_of_a_suspect(world: World) -> None:
     """One request's failure is no refusal for those that come within the next second."""
     world.decode[0].scripts.append(DecodeScript(fail_after=3, error=engine_restarted("ended")))
