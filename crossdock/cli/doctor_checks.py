@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 
 from crossdock import models
-from crossdock.cli.doctor_rdma import check_mtus, check_port, check_usable
+from crossdock.cli.doctor_rdma import check_mtus, check_port, check_source, check_usable
 from crossdock.cli.finding import Finding
 from crossdock.errors import CrossdockError
 from crossdock.fabric.devices import list_ports
@@ -159,6 +159,7 @@ def check_rdma(device: str, gid_index: int | None, root: Path = ROOT) -> Iterato
         chosen = device in ("", port.name, port.device)
         yield check_port(port, gid_index if chosen else None)
     yield from check_usable(ports, device, gid_index)
+    yield from check_source(ports)
     yield from check_mtus(ports)
     yield check_locked_memory(has_rdma=bool(ports))
 

@@ -51,6 +51,17 @@ def check_usable(ports: Sequence[Port], device: str, gid_index: int | None) -> I
         yield Finding("RDMA", "note", "no port is usable", remedy)
 
 
+def check_source(ports: Sequence[Port]) -> Iterator[Finding]:
+    """Who told of the ports."""
+    derived = [port.name for port in ports if port.source == "sysfs"]
+    if derived:
+        fact = f"sysfs; the MTU of {', '.join(derived)} is derived from the interface's"
+        remedy = "pip install 'crossdock[rdma]' or python3-pyverbs lets verbs be asked, by who may"
+        yield Finding("RDMA source", "note", fact, remedy)
+    elif ports:
+        yield Finding("RDMA source", "ok", "pyverbs: state, active MTU and GIDs")
+
+
 def check_mtus(ports: Sequence[Port]) -> Iterator[Finding]:
     """Peers send as much a packet as their own port carries, and what is longer is dropped."""
     roce = [port for port in ports if port.is_active and port.is_roce]

@@ -1,4 +1,7 @@
-"""Devices and ports as the kernel shows them below /sys; nothing is opened or changed."""
+"""Devices and ports: verbs' word where pyverbs is there to ask, else the kernel's files below /sys.
+
+Nothing is changed.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
+from crossdock.fabric import verbs
 from crossdock.fabric.gid import Gid, GidChoice, choose_gid
 
 ROOT = Path("/")
@@ -26,7 +31,11 @@ class Port:
     link_layer: str  # "Ethernet" or "InfiniBand"
     interface: str  # The network device of an Ethernet port.
     interface_mtu_bytes: int  # 0: unknown
+    mtu_bytes: int  # Payload of one packet; 0: unknown
     gids: tuple[Gid, ...]
+    source: Literal[
+        "pyverbs", "sysfs"
+    ]  # Of state, MTU and GIDs; sysfs has the interface's MTU only
 
     @property
     def name(self) -> str:
@@ -40,12 +49,6 @@ class Port:
     @property
     def is_roce(self) -> bool:
         return self.link_layer == "Ethernet"
-
-    @property
-    def mtu_bytes(self) -> int:
-        """Payload of one packet that the interface's MTU leaves room for; 0: unknown."""
-        fitting = (mtu for mtu in _MTUS_BYTES if mtu + _HEADER_BYTES <= self.interface_mtu_bytes)
-        return next(fitting, 0)
 
     def choose_gid(self, index: int | None = None) -> GidChoice:
         return choose_gid(self.gids, self.interface, index)
@@ -82,7 +85,10 @@ def pick_port(
 
 
 def _read_port(root: Path, device: str, folder: Path) -> Port:
-    gids = tuple(_read_gids(folder))
+    number = int(folder.name)
+    # pyverbs speaks of this machine alone.
+    asked = verbs.query(device, number) if root == ROOT else None
+    gids = asked.gids if asked is not None else tuple(_read_gids(folder))
     interface = next((gid.interface for gid in gids if gid.interface), "")
     if not interface:
         # A port without a GID. Soft-RoCE names its network device as its parent.
@@ -90,15 +96,24 @@ def _read_port(root: Path, device: str, folder: Path) -> Port:
             root / "sys/class/infiniband" / device
         )
     mtu = _text(root / "sys/class/net" / interface / "mtu") if interface else ""
+    interface_mtu_bytes = int(mtu or 0)
     return Port(
-        device,
-        int(folder.name),
-        _text(folder / "state").split(": ")[-1] or "unknown",
-        _text(folder / "link_layer") or "unknown",
-        interface,
-        int(mtu or 0),
-        gids,
+        device=device,
+        number=number,
+        state=(asked.state if asked else _text(folder / "state").split(": ")[-1]) or "unknown",
+        link_layer=_text(folder / "link_layer") or "unknown",
+        interface=interface,
+        interface_mtu_bytes=interface_mtu_bytes,
+        mtu_bytes=asked.mtu_bytes if asked else _payload_bytes(interface_mtu_bytes),
+        gids=gids,
+        source="pyverbs" if asked else "sysfs",
     )
+
+
+def _payload_bytes(interface_mtu_bytes: int) -> int:
+    """Of one packet, as far as the interface's MTU leaves room for it; 0: unknown."""
+    fitting = (mtu for mtu in _MTUS_BYTES if mtu + _HEADER_BYTES <= interface_mtu_bytes)
+    return next(fitting, 0)
 
 
 def _of_bus(device: Path) -> str:

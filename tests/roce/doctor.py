@@ -22,6 +22,8 @@ def healthy() -> Iterator[str]:
         expect(found["state"] == "ok", f"{found}")
         gid = f"GID {side.gid_index} (RoCE v2, {side.address})"
         expect(found["fact"].endswith(gid), f"{gid} is not chosen: {found}")
+    (source,) = (f for f in findings if f["subject"] == "RDMA source")
+    expect(source["fact"].startswith("pyverbs"), f"verbs are not asked: {source}")
     (memory,) = (f for f in findings if f["subject"] == "locked memory")
     expect(memory["state"] == "ok", f"{memory}")
 

@@ -24,10 +24,12 @@ def bad(root: Path, device: str = "", gid_index: int | None = None) -> list[Find
 
 def test_a_healthy_port_is_told_with_its_gid(tmp_path: Path) -> None:
     write_port(tmp_path, gids=MAPPED)
-    port, rdma, memory = check_rdma("", None, tmp_path)
+    port, rdma, source, memory = check_rdma("", None, tmp_path)
     assert port.fact == "ACTIVE, eth2, MTU 4096, GID 1 (RoCE v2, 10.9.0.1)"
     assert rdma.fact == "blocks may go over mlx5_0:1, GID index 1"
     assert {port.state, rdma.state, memory.state} == {"ok"}
+    assert source.fact == "sysfs; the MTU of mlx5_0:1 is derived from the interface's"
+    assert "crossdock[rdma]" in source.remedy
 
 
 def test_without_a_device_nothing_is_in_the_way(tmp_path: Path) -> None:
@@ -63,7 +65,7 @@ def test_ports_of_different_mtus_are_a_mismatch_and_a_small_one_a_note(tmp_path:
     assert "MTU mismatch: it takes 1024 bytes a packet (MTU 1500 of eth3)" in finding.fact
     assert "ip link set dev eth3 mtu 4200" in finding.remedy
     notes = [found for found in check_rdma("", None, tmp_path) if found.state == "note"]
-    assert [found.subject for found in notes] == ["RDMA mlx5_1:1"]
+    assert [found.subject for found in notes] == ["RDMA mlx5_1:1", "RDMA source"]
 
 
 def test_little_locked_memory_is_in_the_way(
