@@ -16,7 +16,8 @@ from crossdock.fabric.gid import Gid
 _STATES = ("NOP", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER")
 # enum ibv_gid_type; the kernel's files have one name for the other two.
 _GID_TYPE_ROCE_V2 = 2
-_TABLE_ENTRIES_MAX = 4096
+# Of 32 bytes each; what the kernel is asked to fill holds less than 64 KiB.
+_TABLE_ENTRIES_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)

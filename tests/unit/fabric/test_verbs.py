@@ -15,6 +15,8 @@ from tests.fakes.rdma_tree import V2, write_port
 _MAPPED = "0000:0000:0000:0000:0000:ffff:0a09:0001"
 _LOCAL = "fe80:0000:0000:0000:0000:00ff:fe00:0001"
 
+_ENTRY_BYTES = 32
+
 
 class _RefusedError(Exception):
     """As pyverbs has it when a device cannot be opened."""
@@ -61,6 +63,8 @@ class _FakeVerbs:
                 return SimpleNamespace(state=fake.state, active_mtu=fake.active_mtu)
 
             def query_gid_table(self, entries_max: int) -> list[_Entry]:
+                if entries_max * _ENTRY_BYTES >= 1 << 16:
+                    raise _RefusedError
                 return fake.table[:entries_max]
 
         package, device, error = (
