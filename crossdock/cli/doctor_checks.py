@@ -31,6 +31,7 @@ _SHM_BYTES_MIN = _GIB
 _MEMORY_BYTES_MIN = 2 * _GIB
 _PYTHON_MIN = (3, 11)
 _UCX_VERSION_MIN = (1, 13)
+_LISTING_S = 30
 
 
 def check_python() -> Finding:
@@ -81,9 +82,16 @@ def _check_transports() -> Finding:
     if program is None:
         remedy = "ucx_info lists them: apt-get install ucx-utils"
         return Finding("UCX transports", "note", "not listed", remedy)
-    listed = subprocess.run(
-        [program, "-d"], capture_output=True, text=True, timeout=30, check=False
-    ).stdout
+    try:
+        listed = subprocess.run(
+            [program, "-d"], capture_output=True, text=True, timeout=_LISTING_S, check=False
+        ).stdout
+    except subprocess.TimeoutExpired:
+        # Where UCX cannot lock the memory of a device's queue it tries again without end.
+        fact = f"ucx_info did not end within {_LISTING_S} s"
+        return Finding(
+            "UCX transports", "note", fact, "raise the limit of locked memory, see below"
+        )
     found = sorted(set(re.findall(r"Transport: (\S+)", listed)))
     lacking = {"posix", "tcp"} - set(found)
     if lacking:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from crossdock.cli import doctor_checks
 from crossdock.cli.doctor_checks import (
     check_cpu,
     check_locked_memory,
@@ -53,3 +54,15 @@ def test_without_dev_shm_a_fleet_cannot_run(root: Path) -> None:
     assert check_shared_memory(root).state in ("ok", "note")
     (root / "dev/shm").rmdir()
     assert check_shared_memory(root).state == "missing"
+
+
+def test_a_listing_that_hangs_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "ucx_info"
+    program.write_text("#!/bin/sh\nexec sleep 60\n", encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(doctor_checks, "_LISTING_S", 0.2)
+    found = {finding.subject: finding for finding in doctor_checks.check_ucx()}
+    assert found["UCX transports"].state == "note"
+    assert "did not end within 0.2 s" in found["UCX transports"].fact
+    assert "locked memory" in found["UCX transports"].remedy
