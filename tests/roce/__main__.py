@@ -23,6 +23,8 @@ _CHECKS: dict[str, Check] = {
     "counters.exported": counters.exported,
     "counters.netdev_statistics": counters.netdev_statistics,
     "handoff.latent_fp8": handoff.latent_fp8_handoff,
+    "handoff.staged": handoff.staged_handoff,
+    "handoff.no_locked_memory": handoff.no_locked_memory,
 }
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 from typer.testing import CliRunner
 
 from crossdock.cli.main import app
-from tests.roce.fabric import FIRST, SECOND, link_down, mtu
+from tests.roce.fabric import FIRST, SECOND, link_down, locked_memory, mtu
 from tests.roce.runner import expect
 
 
@@ -50,7 +48,7 @@ def down() -> Iterator[str]:
 
 
 def little_locked_memory() -> Iterator[str]:
-    with _locked_memory(64 << 10):
+    with locked_memory(64 << 10):
         yield from _names("locked memory", "64 KiB; RDMA must lock", "ulimit -l unlimited")
 
 
@@ -74,13 +72,3 @@ def _names(
     expect(remedy in matching[0]["remedy"], f"expected {remedy!r} in {matching[0]}")
     expect(not alone or len(bad) == 1, f"something else is blamed, too: {bad}")
     yield f"{subject}: {matching[0]['fact']} -> {matching[0]['remedy']}"
-
-
-@contextmanager
-def _locked_memory(limit: int) -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    resource.setrlimit(resource.RLIMIT_MEMLOCK, (limit, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_MEMLOCK, before)

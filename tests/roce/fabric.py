@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import resource
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +24,8 @@ class Side:
 
 
 MTU = 4200
+_PR_CAPBSET_DROP = 24
+_CAP_IPC_LOCK = 14
 FIRST = Side("rxe0:1", "veth0", "10.9.0.1")
 SECOND = Side("rxe1:1", "veth1", "10.9.0.2")
 # As the C++ tests read it.
@@ -51,6 +55,22 @@ def link_down() -> Iterator[None]:
     finally:
         _link("up")
         wait_until(lambda: all(map(is_active, (FIRST, SECOND))), 30, "links are up")
+
+
+@contextmanager
+def locked_memory(limit_bytes: int) -> Iterator[None]:
+    """What processes that are started meanwhile may lock.
+
+    Root's right to lock more is given up for good, by all that is started from now on.
+    """
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_CAPBSET_DROP, _CAP_IPC_LOCK, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "cannot give up CAP_IPC_LOCK")
+    before = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (limit_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, before)
 
 
 def _link(state: str) -> None:

@@ -66,6 +66,16 @@ uint64_t available_shared_memory_bytes() {
   return uint64_t{info.f_bavail} * info.f_frsize;
 }
 
+bool may_lock_memory(size_t bytes) {
+  // Nothing is allocated: the kernel compares the limit first, and locks pages when they come.
+  void* mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapped == MAP_FAILED) return false;
+  const bool locked = ::mlock2(mapped, bytes, MLOCK_ONFAULT) == 0;
+  ::munmap(mapped, bytes);
+  return locked;
+}
+
 Result<MappedMemory> MappedMemory::create(const std::string& name, size_t bytes) {
   if (bytes == 0) return Status(StatusCode::kInvalidArgument, "bytes is 0, must be at least 1");
   // Checked first, because allocating page by page would bring the out-of-memory killer before

@@ -270,6 +270,7 @@ Status UcxPeer::open_link() {
     const ucs_status_t status =
         ucp_ep_rkey_unpack(data_endpoint_, keys_.network.data(), &data_key_);
     if (status != UCS_OK) return status_of(status, "key of the peer's segment");
+    rc_lane_missing_ = !writes_by_rc(data_endpoint_);
     other_link_ = std::make_unique<RdmaLink>(
         RdmaLink::Target{data_endpoint_, data_key_, fabric_.network_memory->handle(),
                          segment.data(), remote_.segment_address},
@@ -348,6 +349,7 @@ bool UcxPeer::sends_frames() const {
 
 std::string UcxPeer::staged() const {
   if (transport_ == TransportKind::kSharedMemory) return {};
+  if (rc_lane_missing_) return "here: UCX took another transport than rc for one-sided operations";
   if (!fabric_.self->staged.empty()) return "here: " + fabric_.self->staged;
   return remote_.staged.empty() ? std::string() : "at the peer: " + remote_.staged;
 }

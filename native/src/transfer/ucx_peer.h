@@ -153,6 +153,7 @@ class UcxPeer {
   ucp_ep_h shared_endpoint_ = nullptr;
   ucp_rkey_h shared_key_ = nullptr;
   std::byte* shared_mapping_ = nullptr;  // the peer's segment, here
+  bool rc_lane_missing_ = false;         // UCX took something else for one-sided operations
   Wire wire_ = Wire::kNone;
   Status wire_status_;
   uint64_t next_sequence_in_ = 0;

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "crossdock/sys/shared_memory.h"
 #include "spans.h"
 
 namespace crossdock {
@@ -16,6 +17,9 @@ namespace {
 
 constexpr size_t kOperationsMax = 16'384;  // outstanding, per peer
 constexpr size_t kMessagesMax = 4'096;     // outstanding, per peer
+// What UCX locks for a device beside any segment. It fills a queue of 20 MiB at the start and more
+// as pairs connect (48 MiB were too little), and tries without end what cannot be registered.
+constexpr size_t kDeviceLockedBytes = size_t{96} << 20;
 constexpr auto kShutdownMax = std::chrono::seconds(2);
 
 // Of the worker that carries channels, and data that does not go through shared memory.
@@ -83,6 +87,7 @@ UcxTransport::UcxTransport(const TransportConfig& config, uint64_t epoch) : conf
 }
 
 bool UcxTransport::uses_rc() const {
+  if (rc_refused_) return false;
   return config_.transport == "rc" || (config_.transport == "auto" && !config_.rdma_device.empty());
 }
 
@@ -104,6 +109,15 @@ Status UcxTransport::open_workers() {
     return {StatusCode::kFailedPrecondition,
             "transport is \"rc\" and rdma_device is empty; `crossdock doctor` lists the ports of "
             "this machine and what keeps them from being used"};
+  }
+  if (uses_rc() && !may_lock_memory(kDeviceLockedBytes)) {
+    const Status little = {StatusCode::kFailedPrecondition,
+                           "RDMA needs " + std::to_string(kDeviceLockedBytes >> 20) +
+                               " MiB of locked memory beside the segment, and this process may not "
+                               "lock as much; raise ulimit -l, or LimitMEMLOCK in a unit"};
+    if (!automatic) return little;
+    rc_refused_ = true;
+    descriptor_.staged = little.message();
   }
   Status network = open_network(false);
   if (!network.ok() || (!automatic && config_.transport != "shm")) return network;

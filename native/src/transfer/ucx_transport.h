@@ -79,6 +79,7 @@ class UcxTransport : public Transport {
   void set_timer(Clock::time_point deadline);
 
   const TransportConfig config_;
+  bool rc_refused_ = false;  // automatic choice found that it cannot be had
   EndpointDescriptor descriptor_;
   UniqueFd epoll_fd_;
   UniqueFd timer_fd_;

@@ -7,14 +7,18 @@
 #include <algorithm>
 #include <cerrno>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <sstream>
 
 #include "crossdock/sys/shared_memory.h"
 
 namespace crossdock {
 namespace {
+
+constexpr const char* kLockedMemoryHint = " (is the limit of locked memory, ulimit -l, too low?)";
 
 StatusCode code_of(ucs_status_t status) {
   switch (status) {
@@ -82,6 +86,23 @@ Status populate(std::byte* data, size_t bytes) {
 
 }  // namespace
 
+bool writes_by_rc(ucp_ep_h endpoint) {
+  char* text = nullptr;
+  size_t length = 0;
+  std::FILE* stream = ::open_memstream(&text, &length);
+  if (stream == nullptr) return false;
+  ucp_ep_print_info(endpoint, stream);
+  std::fclose(stream);
+  std::istringstream lines(std::string(text, length));
+  std::free(text);
+  // A line is such as "lane[0]:  2:rc_verbs/rxe0:1.0 md[2]  -> md[2]/ib/sysdev[0]  rma#0 am".
+  for (std::string line; std::getline(lines, line);) {
+    const size_t device = line.find(":rc_");
+    if (device != std::string::npos && line.find(" rma", device) != std::string::npos) return true;
+  }
+  return false;
+}
+
 Status status_of(ucs_status_t status, const std::string& what) {
   if (status == UCS_OK) return {};
   return {code_of(status), what + ": " + ucs_status_string(status)};
@@ -148,7 +169,8 @@ Result<std::unique_ptr<UcxMemory>> UcxMemory::allocate(UcxWorker& worker, size_t
   ucp_mem_h handle = nullptr;
   ucs_status_t status = ucp_mem_map(worker.context(), &params, &handle);
   if (status != UCS_OK) {
-    return status_of(status, "allocating a segment of " + std::to_string(bytes) + " bytes");
+    return status_of(status, "allocating a segment of " + std::to_string(bytes) + " bytes" +
+                                 (shared ? "" : kLockedMemoryHint));
   }
   ucp_mem_attr_t attributes{};
   attributes.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS;
@@ -170,8 +192,8 @@ Result<std::unique_ptr<UcxMemory>> UcxMemory::map(UcxWorker& worker, std::byte* 
   ucp_mem_h handle = nullptr;
   const ucs_status_t status = ucp_mem_map(worker.context(), &params, &handle);
   if (status != UCS_OK) {
-    return status_of(status, "registering a segment of " + std::to_string(bytes) +
-                                 " bytes (is the limit of locked memory, ulimit -l, too low?)");
+    return status_of(
+        status, "registering a segment of " + std::to_string(bytes) + " bytes" + kLockedMemoryHint);
   }
   return std::unique_ptr<UcxMemory>(new UcxMemory(&worker, handle, data, bytes));
 }

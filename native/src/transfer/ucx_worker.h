@@ -17,6 +17,9 @@ namespace crossdock {
 // `what` failed with this status: our code for it, and UCX's words.
 Status status_of(ucs_status_t status, const std::string& what);
 
+// Whether one-sided operations of a connected endpoint go over a queue pair of rc.
+bool writes_by_rc(ucp_ep_h endpoint);
+
 using UcxOptions = std::vector<std::pair<std::string, std::string>>;
 
 // Driven by one thread.

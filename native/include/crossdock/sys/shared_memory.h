@@ -17,6 +17,8 @@ uint64_t available_memory_bytes();
 
 // What is left of the file system that holds POSIX shared memory. Zero when it is not mounted.
 uint64_t available_shared_memory_bytes();
+// Whether the kernel lets this process lock so many bytes: by the limit of ulimit -l, or by right.
+bool may_lock_memory(size_t bytes);
 
 // An anonymous file in memory, mapped. Every page is allocated at creation, so a machine with too
 // little memory gives RESOURCE_EXHAUSTED here and no SIGBUS later, and the size is sealed, so the
