@@ -137,7 +137,8 @@ def targets(requests: Requests) -> Iterator[Refused]:
     yield case("target_instance_id", "at most 128", invalid, target_instance_id="x" * 129)
     yield case("target_epoch", "not be 0", invalid, target_epoch=0)
     yield case(None, "did not connect", unavailable, target_instance_id="decode-9")
-    yield case(None, "did not connect", unavailable, target_epoch=requests.decode_epoch ^ 2)
+    stale = requests.decode_epoch ^ 2
+    yield case(None, "its engine has restarted", unavailable, target_epoch=stale)
 
 
 def sources(requests: Requests) -> Iterator[Refused]:

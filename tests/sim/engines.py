@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,15 @@ class Pace:
     start_max_s: float = 1.0
     token_ns: int = 20_000
     step_ns: int = 200_000
+
+
+@dataclass(frozen=True)
+class Path:
+    """How long what one engine sends another is under way."""
+
+    delay_min_ns: int
+    delay_max_ns: int
+    bytes_per_s: int
 
 
 class Engine:
@@ -90,6 +99,17 @@ class Engines:
         # A link must outlive its engine, whose front may be gone.
         self._links: list[Link] = []
         self._cut: set[frozenset[str]] = set()
+        self._usual: Path
+
+    def set_network(self, usual: Path, *, lost_completions: float, write_chunk_bytes: int) -> None:
+        self._usual = usual
+        self.world.set_network(
+            **asdict(usual), lost_completions=lost_completions, write_chunk_bytes=write_chunk_bytes
+        )
+
+    def set_path(self, source: Engine, target: Engine, path: Path | None) -> None:
+        """In one direction; None is as it usually is."""
+        self.world.set_path(source.engine_id, target.engine_id, **asdict(path or self._usual))
 
     def add(self, config: EngineConfig, pace: Pace) -> tuple[Link, Engine]:
         front = current_process()

@@ -8,11 +8,16 @@ from random import Random
 from typing import Any, cast
 
 from tests.sim.callers import Caller
-from tests.sim.engines import Engine
+from tests.sim.engines import Engine, Path
 from tests.sim.scenario import Fault
 from tests.sim.services import EngineService, Ground, Service
+from tests.sim.virtual_loop import Process
 
 _RESTART_MAX_S = 3.0
+# What is written here is under way for so long that its sender may die meanwhile.
+_SLOW_PATH = Path(delay_min_ns=20_000_000, delay_max_ns=400_000_000, bytes_per_s=500_000)
+# An open, some writes.
+_OPERATIONS_BEFORE = 2
 
 
 class Faults:
@@ -69,7 +74,12 @@ class Faults:
 
     def _restart_later(self, service: Service) -> None:
         delay_s = self._random.uniform(0.0, _RESTART_MAX_S)
-        self._ground.loop.outside(delay_s, self._restart, service)
+        self._ground.loop.outside(delay_s, self._restart_after, service, service.process)
+
+    def _restart_after(self, service: Service, process: Process | None) -> None:
+        # It may have been started again already, and have ended again for good.
+        if service.process is process:
+            self._restart(service)
 
     def _restart(self, service: Service) -> None:
         if not service.alive:
@@ -187,6 +197,31 @@ class Faults:
 
         def undo() -> None:
             conditions.delay_max_s = min(before, conditions.delay_max_s)
+
+        return self._lasting(fault, undo)
+
+    def _slow_path(self, fault: Fault, service: Service) -> bool:
+        a, b = self._engine(service), self._engine(self._services[fault.other])
+        if a is None or b is None or a is b:
+            return False
+        engines = self._ground.engines
+        engines.set_path(a, b, _SLOW_PATH)
+        return self._lasting(fault, lambda: engines.set_path(a, b, None))
+
+    def _kill_on_slow_paths(self, fault: Fault, service: Service) -> bool:
+        """An engine dies as it posts: what it posted before lands when it is dead."""
+        engine = self._engine(service)
+        if engine is None:
+            return False
+        engines = self._ground.engines
+        others = [other for other in engines.running() if other is not engine]
+        for other in others:
+            engines.set_path(engine, other, _SLOW_PATH)
+        engines.world.kill_at_operation(engine.engine_id, _OPERATIONS_BEFORE + fault.count)
+
+        def undo() -> None:
+            for other in others:
+                engines.set_path(engine, other, None)
 
         return self._lasting(fault, undo)
 

@@ -27,6 +27,8 @@ FAULTS: Final = (
     "partition",
     "reset",
     "slow-network",
+    "slow-path",
+    "kill-on-slow-paths",
     "break-pair",
     "fail-posts",
     "lose-completions",

@@ -23,6 +23,22 @@ def test_sleeping_takes_no_time() -> None:
     assert time.monotonic() - started_s < 60
 
 
+def test_whoever_waits_for_the_rest_of_a_moment_arrives() -> None:
+    """Less than the clock can tell: the wait ends, and the clock has moved."""
+    world = BareWorld()
+
+    async def main() -> int:
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + 1 + 1e-15
+        num_waits = 0
+        while (left_s := until_s - loop.time()) > 0 and num_waits < 10:
+            num_waits += 1
+            await asyncio.sleep(min(left_s, 0.9999999999))
+        return num_waits
+
+    assert world.run(main) < 10
+
+
 def test_a_dead_process_does_nothing_more() -> None:
     world = BareWorld()
     said: list[str] = []

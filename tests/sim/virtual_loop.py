@@ -34,6 +34,9 @@ class Clock(Protocol):
     def advance(self, until_ns: int) -> bool: ...
 
 
+_TICK_S = 1e-9
+
+
 class DeadlockError(Exception):
     """Nothing is ready, no timer runs and the world has nothing to do: all would wait for ever."""
 
@@ -149,6 +152,18 @@ class VirtualLoop(BaseEventLoop):
     def time(self) -> float:
         return (self._clock.now_ns - self._start_ns) / 1e9
 
+    def call_later(  # type: ignore[override]
+        self,
+        delay: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        # A real clock moves between two looks at it. Here a wait of less than it can tell would
+        # end at the same time, and whoever waits again for the rest would do so for ever.
+        delay_s = max(delay, _TICK_S) if delay > 0 else delay
+        return super().call_later(delay_s, callback, *args, context=context)
+
     def add_reader(  # type: ignore[override]
         self, fd: int, callback: Callable[..., Any], *args: Any
     ) -> None:
@@ -189,7 +204,7 @@ class VirtualLoop(BaseEventLoop):
     def _run_once(self) -> None:
         if not self._ready and not self._stopping:
             self._sleep()
-        now_s = self.time() + 1e-9
+        now_s = self.time() + _TICK_S / 2
         while self._scheduled and self._scheduled[0]._when <= now_s:
             timer = heapq.heappop(self._scheduled)
             timer._scheduled = False
