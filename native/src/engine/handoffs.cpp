@@ -225,7 +225,8 @@ void Engine::act(handoff_action::Finished& action) {
 }
 
 void Engine::act(handoff_action::BreakPair& action) {
-  break_pair(action.pair, Status(StatusCode::kFailedPrecondition, action.reason));
+  // What a peer did wrong is no fault of the requests on its pair: they may be tried again.
+  break_pair(action.pair, Status(StatusCode::kUnavailable, action.reason));
 }
 
 }  // namespace crossdock
