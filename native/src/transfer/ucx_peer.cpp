@@ -387,6 +387,7 @@ void UcxPeer::disconnect() {
 void UcxPeer::close_endpoints() {
   close_by_force(channel_endpoint_);
   close_by_force(data_endpoint_);
+  if (transport_ == TransportKind::kRc) await_discard();
   if (shared_endpoint_ == nullptr) return;
   // Without UCX's peer-error mode there is no close by force; there is also nothing to wait for.
   ucp_request_param_t param{};
@@ -403,6 +404,14 @@ void UcxPeer::close_by_force(ucp_ep_h& endpoint) {
   void* request = ucp_ep_close_nbx(endpoint, &param);
   if (UCS_PTR_IS_PTR(request)) force_closes_.push_back(request);
   endpoint = nullptr;
+}
+
+// A forced close is done before its queue pair is: UCX flushes and destroys the lane behind it, and
+// until then the peer's writes still land. A flush of the worker waits for that.
+void UcxPeer::await_discard() {
+  ucp_request_param_t param{};
+  void* request = ucp_worker_flush_nbx(fabric_.network->worker(), &param);
+  if (UCS_PTR_IS_PTR(request)) force_closes_.push_back(request);
 }
 
 bool UcxPeer::closes_done() {

@@ -122,6 +122,7 @@ class UcxPeer {
   void break_pair(const Status& status, Clock::time_point now);
   void close_endpoints();
   void close_by_force(ucp_ep_h& endpoint);
+  void await_discard();
   bool closes_done();
   bool writes_stopped();
 
