@@ -3,6 +3,7 @@
 #include <cassert>
 #include <cstring>
 
+#include "../src/transfer/spans.h"
 #include "network.h"
 
 namespace crossdock::sim {
@@ -19,24 +20,6 @@ constexpr uint64_t kGiveUpMaxNs = 2'000'000'000;
 // How late a message may be that is held back or sent once more.
 constexpr uint64_t kTamperedMinNs = 100'000'000;
 constexpr uint64_t kTamperedMaxNs = 3'000'000'000;
-
-// As the transports merge them: spans that continue each other on both sides are one.
-std::vector<CopySpan> merge(const std::vector<CopySpan>& spans) {
-  std::vector<CopySpan> merged;
-  for (const CopySpan& span : spans) {
-    if (span.length_bytes == 0) continue;
-    if (!merged.empty()) {
-      CopySpan& last = merged.back();
-      if (last.local_offset + last.length_bytes == span.local_offset &&
-          last.remote_offset + last.length_bytes == span.remote_offset) {
-        last.length_bytes += span.length_bytes;
-        continue;
-      }
-    }
-    merged.push_back(span);
-  }
-  return merged;
-}
 
 bool inside(uint64_t offset, uint64_t length, const Node& node) {
   return offset <= node.segment.size() && length <= node.segment.size() - offset;
@@ -93,7 +76,7 @@ std::vector<std::shared_ptr<Piece>> Network::cut(const End& end, Piece::Kind kin
   Node* ours = end.side().node;
   Node* theirs = end.other().node;
   std::vector<std::shared_ptr<Piece>> pieces;
-  for (const CopySpan& span : merge(write.spans)) {
+  for (const CopySpan& span : merge_spans(write.spans)) {
     for (uint64_t done = 0; done < span.length_bytes;) {
       auto piece = std::make_shared<Piece>();
       piece->kind = kind;
