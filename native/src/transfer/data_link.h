@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <span>
 
 #include "crossdock/transfer/transfer.h"
 
@@ -22,10 +23,13 @@ class DataLink {
  public:
   virtual ~DataLink() = default;
 
-  // The longest span that put and get take.
-  virtual uint64_t piece_bytes_max() const = 0;
-  // `bulk`: the span is part of an operation of at least kBulkBytesMin.
-  virtual void put(const CopySpan& span, uint64_t token, bool bulk) = 0;
+  struct PieceMax {
+    uint64_t bytes = 0;    // of a put's spans together, and of a get
+    size_t num_spans = 1;  // of a put
+  };
+  virtual PieceMax piece_max() const = 0;
+  // `bulk`: the spans are part of an operation of at least kBulkBytesMin.
+  virtual void put(std::span<const CopySpan> spans, uint64_t token, bool bulk) = 0;
   virtual void get(const CopySpan& span, uint64_t token) = 0;
   // Done with OK only when every put before it has arrived.
   virtual void fence(uint64_t token) = 0;
@@ -45,8 +49,8 @@ class SharedMemoryLink : public DataLink {
   SharedMemoryLink(std::byte* local_base, std::byte* remote_base, PieceSink& sink)
       : local_base_(local_base), remote_base_(remote_base), sink_(sink) {}
 
-  uint64_t piece_bytes_max() const override;
-  void put(const CopySpan& span, uint64_t token, bool bulk) override;
+  PieceMax piece_max() const override;
+  void put(std::span<const CopySpan> spans, uint64_t token, bool bulk) override;
   void get(const CopySpan& span, uint64_t token) override;
   void fence(uint64_t token) override { sink_.on_piece(token, UCS_OK); }
   bool pump() override { return false; }
@@ -73,8 +77,10 @@ class RdmaLink : public DataLink {
 
   RdmaLink(const Target& target, PieceSink& sink) : target_(target), sink_(sink) {}
 
-  uint64_t piece_bytes_max() const override;
-  void put(const CopySpan& span, uint64_t token, bool) override { transfer(span, token, true); }
+  PieceMax piece_max() const override;
+  void put(std::span<const CopySpan> spans, uint64_t token, bool) override {
+    transfer(spans.front(), token, true);
+  }
   void get(const CopySpan& span, uint64_t token) override { transfer(span, token, false); }
   void fence(uint64_t token) override;
   bool pump() override;

@@ -17,17 +17,6 @@ int64_t now_ns() {
       .count();
 }
 
-std::vector<CopySpan> cut(const std::vector<CopySpan>& spans, uint64_t piece_bytes_max) {
-  std::vector<CopySpan> pieces;
-  for (const CopySpan& span : spans) {
-    for (uint64_t done = 0; done < span.length_bytes; done += piece_bytes_max) {
-      pieces.push_back({span.local_offset + done, span.remote_offset + done,
-                        std::min(piece_bytes_max, span.length_bytes - done)});
-    }
-  }
-  return pieces;
-}
-
 }  // namespace
 
 DataPath::Record& DataPath::add(Kind kind, OperationId operation, StreamId stream) {
@@ -35,7 +24,6 @@ DataPath::Record& DataPath::add(Kind kind, OperationId operation, StreamId strea
   auto record = std::make_unique<Record>();
   record->kind = kind;
   record->operation = operation;
-  record->num_to_post = 1;
   record->num_transfers = 1;
   Record* raw = record.get();
   records_.emplace(raw, std::move(record));
@@ -47,65 +35,85 @@ DataPath::Record& DataPath::add(Kind kind, OperationId operation, StreamId strea
 
 void DataPath::add_transfer(Kind kind, OperationId operation, StreamId stream,
                             const std::vector<CopySpan>& spans) {
-  const std::vector<CopySpan> merged = merge_spans(spans);
+  std::vector<CopySpan> merged = merge_spans(spans);
   if (merged.empty()) {
     events_.emplace_back(OperationDone{.operation = operation});
     return;
   }
   Record& record = add(kind, operation, stream);
   record.num_transfers = static_cast<uint32_t>(merged.size());
-  record.bulk = total_bytes(merged) >= kBulkBytesMin;
-  record.pieces = cut(merged, link_->piece_bytes_max());
-  record.num_to_post = record.pieces.size();
+  record.left_bytes = total_bytes(merged);
+  record.bulk = record.left_bytes >= kBulkBytesMin;
+  record.spans = std::move(merged);
 }
 
-uint64_t DataPath::next_piece_bytes() const {
+uint64_t DataPath::next_piece_bytes_max() const {
   const Record& record = *queues_.at(turns_.front()).front();
-  return record.pieces.empty() ? 0 : record.pieces[record.num_posted].length_bytes;
+  return std::min(record.left_bytes, link_->piece_max().bytes);
 }
 
 bool DataPath::can_pump() const {
   if (link_ == nullptr || stopped_ || turns_.empty()) return false;
-  return in_flight_bytes_ == 0 || in_flight_bytes_ + next_piece_bytes() <= in_flight_bytes_max_;
+  return in_flight_bytes_ == 0 || in_flight_bytes_ + next_piece_bytes_max() <= in_flight_bytes_max_;
 }
 
-// The record whose next piece is to be posted, which is counted as posted.
-DataPath::Record& DataPath::take_turn() {
+// Into piece_; nothing for a fence. Returns its bytes.
+uint64_t DataPath::cut_piece(Record& record) {
+  const DataLink::PieceMax max = link_->piece_max();
+  const size_t num_spans_max = record.kind == Kind::kWrite ? max.num_spans : 1;
+  uint64_t bytes = 0;
+  piece_.clear();
+  while (record.next_span < record.spans.size() && piece_.size() < num_spans_max &&
+         bytes < max.bytes) {
+    const CopySpan& span = record.spans[record.next_span];
+    const uint64_t done = record.next_offset;
+    const uint64_t length = std::min(span.length_bytes - done, max.bytes - bytes);
+    piece_.push_back({span.local_offset + done, span.remote_offset + done, length});
+    bytes += length;
+    record.next_offset += length;
+    if (record.next_offset < span.length_bytes) break;
+    ++record.next_span;
+    record.next_offset = 0;
+  }
+  record.left_bytes -= bytes;
+  record.all_posted = record.next_span == record.spans.size();
+  return bytes;
+}
+
+// The stream whose turn it is goes behind the others, if it has more to post.
+void DataPath::end_turn() {
   const StreamId stream = turns_.front();
   turns_.pop_front();
   const auto queue = queues_.find(stream);
-  Record& record = *queue->second.front();
-  if (++record.num_posted == record.num_to_post) queue->second.pop_front();
+  if (queue->second.front()->all_posted) queue->second.pop_front();
   if (queue->second.empty()) {
     queues_.erase(queue);
   } else {
     turns_.push_back(stream);
   }
-  return record;
 }
 
 size_t DataPath::pump() {
   if (!can_pump()) return 0;
-  Record& record = take_turn();
+  Record& record = *queues_.at(turns_.front()).front();
+  const uint64_t bytes = cut_piece(record);
+  end_turn();
   if (record.posted_ns == 0) record.posted_ns = now_ns();
-  const size_t index = record.num_posted - 1;
+  ++record.num_in_flight;
+  in_flight_bytes_ += bytes;
   const uint64_t token = next_token_++;
-  if (record.pieces.empty()) {
-    pieces_.emplace(token, Piece{&record, 0});
+  pieces_.emplace(token, Piece{&record, bytes});
+  // The record may be gone when the link returns.
+  if (piece_.empty()) {
     link_->fence(token);
     return 1;
   }
-  // Copied, since the record may be gone when the link returns.
-  const CopySpan span = record.pieces[index];
-  const bool bulk = record.bulk;
-  pieces_.emplace(token, Piece{&record, span.length_bytes});
-  in_flight_bytes_ += span.length_bytes;
   if (record.kind == Kind::kWrite) {
-    link_->put(span, token, bulk);
+    link_->put(piece_, token, record.bulk);
   } else {
-    link_->get(span, token);
+    link_->get(piece_.front(), token);
   }
-  return span.length_bytes;
+  return bytes;
 }
 
 void DataPath::on_piece(uint64_t token, ucs_status_t status) {
@@ -115,14 +123,14 @@ void DataPath::on_piece(uint64_t token, ucs_status_t status) {
   pieces_.erase(found);
   Record& record = *piece.record;
   in_flight_bytes_ -= piece.bytes;
-  ++record.num_finished;
+  --record.num_in_flight;
   if (status == UCS_OK) {
     record.bytes += piece.bytes;
   } else if (record.status.ok()) {
     record.status = status_of(status, "one-sided transfer");
   }
   if (stopped_) record.status = *stopped_;
-  if (record.num_finished == record.num_to_post) finish(record);
+  if (record.all_posted && record.num_in_flight == 0) finish(record);
 }
 
 void DataPath::finish(Record& record) {
@@ -148,8 +156,8 @@ void DataPath::stop(const Status& status) {
   for (const auto& [stream, queue] : std::exchange(queues_, {})) {
     for (Record* record : queue) {
       record->status = status;
-      record->num_to_post = record->num_posted;
-      if (record->num_finished == record->num_to_post) finish(*record);
+      record->all_posted = true;
+      if (record->num_in_flight == 0) finish(*record);
     }
   }
   if (link_ != nullptr) link_->close();

@@ -1,8 +1,9 @@
 // The one-sided operations towards one peer, over one link.
 //
-// An operation is cut into pieces. Pieces are posted one at a time by pump(), so that the caller
-// can be fair among peers, and only while the bytes in flight stay within a bound (a single piece
-// may be larger than it). Streams take turns piece by piece; within one, operations are posted in
+// An operation is cut into pieces, as large as the link takes them, and a piece of a write gathers
+// spans where the link can. Pieces are posted one at a time by pump(), so that the caller can be
+// fair among peers, and only while the bytes in flight stay within a bound (a single piece may be
+// larger than it). Streams take turns piece by piece; within one, operations are posted in
 // order, so a fence is posted when every piece of its stream before it has been.
 #pragma once
 
@@ -59,10 +60,12 @@ class DataPath : public PieceSink {
   struct Record {
     Kind kind = Kind::kWrite;
     OperationId operation = 0;
-    std::vector<CopySpan> pieces;  // of a write or read
-    size_t num_posted = 0;
-    size_t num_to_post = 0;
-    size_t num_finished = 0;
+    std::vector<CopySpan> spans;  // of a write or read
+    size_t next_span = 0;         // spans before it are posted,
+    uint64_t next_offset = 0;     // and of it what lies before this
+    uint64_t left_bytes = 0;      // still to be posted
+    bool all_posted = false;
+    size_t num_in_flight = 0;  // pieces
     uint64_t bytes = 0;
     bool bulk = false;
     uint32_t num_transfers = 0;  // after merging, before cutting
@@ -77,8 +80,9 @@ class DataPath : public PieceSink {
   Record& add(Kind kind, OperationId operation, StreamId stream);
   void add_transfer(Kind kind, OperationId operation, StreamId stream,
                     const std::vector<CopySpan>& spans);
-  uint64_t next_piece_bytes() const;
-  Record& take_turn();
+  uint64_t next_piece_bytes_max() const;
+  uint64_t cut_piece(Record& record);
+  void end_turn();
   void finish(Record& record);
 
   const uint64_t in_flight_bytes_max_;
@@ -91,6 +95,7 @@ class DataPath : public PieceSink {
   std::map<StreamId, std::deque<Record*>> queues_;
   std::deque<StreamId> turns_;  // of those streams
   std::unordered_map<uint64_t, Piece> pieces_;
+  std::vector<CopySpan> piece_;  // that is being posted
   uint64_t next_token_ = 1;
   uint64_t in_flight_bytes_ = 0;
 };

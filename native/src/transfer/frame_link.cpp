@@ -1,6 +1,7 @@
 #include "frame_link.h"
 
 #include <algorithm>
+#include <cassert>
 #include <cstring>
 #include <utility>
 
@@ -21,34 +22,49 @@ bool inside(uint64_t offset, uint64_t length, uint64_t bytes) {
 
 }  // namespace
 
-uint64_t FrameLink::piece_bytes_max() const { return kFrameBytesMax; }
+bool FrameHead::read(const void* wire, size_t wire_bytes) {
+  if (wire_bytes < sizeof header || wire_bytes > sizeof header + sizeof spans) return false;
+  std::memcpy(&header, wire, sizeof header);
+  std::memcpy(spans, static_cast<const std::byte*>(wire) + sizeof header,
+              wire_bytes - sizeof header);
+  num_spans = static_cast<uint32_t>((wire_bytes - sizeof header) / sizeof(FrameSpan));
+  return header.magic == kFrameMagic && this->wire_bytes() == wire_bytes;
+}
 
-void FrameLink::put(const CopySpan& span, uint64_t token, bool) {
-  FrameHeader header;
-  header.kind = FrameKind::kWrite;
-  header.offset = span.remote_offset;
-  written_bytes_ += span.length_bytes;
+DataLink::PieceMax FrameLink::piece_max() const { return {kFrameBytesMax, kFrameSpansMax}; }
+
+void FrameLink::put(std::span<const CopySpan> spans, uint64_t token, bool) {
+  assert(!spans.empty() && spans.size() <= kFrameSpansMax);
   auto posted = std::make_unique<Posted>();
+  posted->head.header.kind = FrameKind::kWrite;
+  for (const CopySpan& span : spans) {
+    const uint32_t i = posted->head.num_spans++;
+    posted->head.spans[i] = {span.remote_offset, span.length_bytes};
+    posted->parts[i] = {segment_.data() + span.local_offset, span.length_bytes};
+    written_bytes_ += span.length_bytes;
+  }
   posted->token = token;
   posted->reports = true;
-  send(header, segment_.subspan(span.local_offset, span.length_bytes), std::move(posted));
+  send(std::move(posted), spans.size());
 }
 
 void FrameLink::get(const CopySpan& span, uint64_t token) {
-  FrameHeader header;
+  auto posted = std::make_unique<Posted>();
+  FrameHeader& header = posted->head.header;
   header.kind = FrameKind::kRead;
   header.offset = span.remote_offset;
   header.count_bytes = span.length_bytes;
   header.request = ask(token, span);
-  send(header, {}, std::make_unique<Posted>());
+  send(std::move(posted), 0);
 }
 
 void FrameLink::fence(uint64_t token) {
-  FrameHeader header;
+  auto posted = std::make_unique<Posted>();
+  FrameHeader& header = posted->head.header;
   header.kind = FrameKind::kFence;
   header.count_bytes = written_bytes_;
   header.request = ask(token, {});
-  send(header, {}, std::make_unique<Posted>());
+  send(std::move(posted), 0);
 }
 
 uint64_t FrameLink::ask(uint64_t token, const CopySpan& span) {
@@ -64,13 +80,13 @@ bool FrameLink::can_pump() const {
 
 bool FrameLink::pump() {
   if (!can_pump()) return false;
-  FrameHeader header;
   auto posted = std::make_unique<Posted>();
+  FrameHeader& header = posted->head.header;
   if (!acks_.empty() && acks_.front().fence_bytes <= received_bytes_) {
     header.kind = FrameKind::kAck;
     header.request = acks_.front().request;
     acks_.pop_front();
-    send(header, {}, std::move(posted));
+    send(std::move(posted), 0);
     return true;
   }
   Answer& read = reads_.front();
@@ -78,12 +94,12 @@ bool FrameLink::pump() {
   header.kind = FrameKind::kReadBytes;
   header.request = read.request;
   header.offset = read.sent_bytes;
-  const auto body = segment_.subspan(read.offset + read.sent_bytes, length);
+  posted->parts[0] = {segment_.data() + read.offset + read.sent_bytes, length};
   read.sent_bytes += length;
   if (read.sent_bytes == read.length_bytes) reads_.pop_front();
   posted->answer_bytes = length;
   answer_bytes_in_flight_ += length;
-  send(header, body, std::move(posted));
+  send(std::move(posted), 1);
   return true;
 }
 
@@ -96,22 +112,29 @@ void FrameLink::close() {
   }
 }
 
-void FrameLink::send(const FrameHeader& header, std::span<const std::byte> body,
-                     std::unique_ptr<Posted> posted) {
+void FrameLink::send(std::unique_ptr<Posted> posted, size_t num_parts) {
   posted->link = this;
-  posted->header = header;
-  posted->header.magic = kFrameMagic;
-  posted->header.sender_epoch = epoch_;
-  posted->header.incarnation = incarnation_;
+  FrameHeader& header = posted->head.header;
+  header.magic = kFrameMagic;
+  header.sender_epoch = epoch_;
+  header.incarnation = incarnation_;
   ucp_request_param_t param{};
   param.op_attr_mask =
       UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA | UCP_OP_ATTR_FIELD_FLAGS;
   param.flags = UCP_AM_SEND_FLAG_EAGER;
   param.cb.send = on_sent;
   param.user_data = posted.get();
-  ucs_status_ptr_t request =
-      ucp_am_send_nbx(endpoint_, kFrameMessageId, &posted->header, sizeof posted->header,
-                      body.data(), body.size(), &param);
+  const void* body = posted->parts;
+  size_t count = num_parts;
+  if (num_parts > 1) {
+    param.op_attr_mask |= UCP_OP_ATTR_FIELD_DATATYPE;
+    param.datatype = UCP_DATATYPE_IOV;
+  } else {
+    body = num_parts == 0 ? nullptr : posted->parts[0].buffer;
+    count = num_parts == 0 ? 0 : posted->parts[0].length;
+  }
+  ucs_status_ptr_t request = ucp_am_send_nbx(endpoint_, kFrameMessageId, &posted->head,
+                                             posted->head.wire_bytes(), body, count, &param);
   if (UCS_PTR_IS_PTR(request)) {
     ++num_requests_;
     (void)posted.release();  // on_sent deletes it
@@ -133,9 +156,9 @@ void FrameLink::sent(const Posted& posted, ucs_status_t status) {
     sink_.on_piece(posted.token, status);
   } else if (status != UCS_OK) {
     // A question that could not be sent gets no answer.
-    const auto asked = asked_.find(posted.header.request);
-    const bool question =
-        posted.header.kind == FrameKind::kFence || posted.header.kind == FrameKind::kRead;
+    const FrameHeader& header = posted.head.header;
+    const auto asked = asked_.find(header.request);
+    const bool question = header.kind == FrameKind::kFence || header.kind == FrameKind::kRead;
     if (!question || asked == asked_.end()) return;
     const uint64_t token = asked->second.token;
     asked_.erase(asked);
@@ -143,14 +166,33 @@ void FrameLink::sent(const Posted& posted, ucs_status_t status) {
   }
 }
 
-bool FrameLink::on_frame(const FrameHeader& header, std::span<const std::byte> body) {
+// Nothing is copied of a frame that is wrong anywhere.
+bool FrameLink::on_write(const FrameHead& head, std::span<const std::byte> body) {
+  uint64_t left_bytes = body.size();
+  for (uint32_t i = 0; i < head.num_spans; ++i) {
+    const FrameSpan& span = head.spans[i];
+    if (span.length_bytes == 0 || span.length_bytes > left_bytes ||
+        !inside(span.offset, span.length_bytes, segment_.size())) {
+      return false;
+    }
+    left_bytes -= span.length_bytes;
+  }
+  if (head.num_spans == 0 || left_bytes != 0) return false;
+  const std::byte* from = body.data();
+  for (uint32_t i = 0; i < head.num_spans; ++i) {
+    std::memcpy(segment_.data() + head.spans[i].offset, from, head.spans[i].length_bytes);
+    from += head.spans[i].length_bytes;
+  }
+  received_bytes_ += body.size();
+  return true;
+}
+
+bool FrameLink::on_frame(const FrameHead& head, std::span<const std::byte> body) {
   if (closed_) return true;
+  const FrameHeader& header = head.header;
+  if (header.kind != FrameKind::kWrite && head.num_spans != 0) return false;
   switch (header.kind) {
-    case FrameKind::kWrite:
-      if (body.empty() || !inside(header.offset, body.size(), segment_.size())) return false;
-      std::memcpy(segment_.data() + header.offset, body.data(), body.size());
-      received_bytes_ += body.size();
-      return true;
+    case FrameKind::kWrite: return on_write(head, body);
     case FrameKind::kFence:
       if (acks_.size() >= kAnswersMax) return false;
       acks_.push_back({header.request, header.count_bytes});

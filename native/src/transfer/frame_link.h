@@ -7,8 +7,8 @@
 // in control: it knows which incarnation of which pair a frame belongs to, checks the frame
 // against its segment, and drops all frames of a pair that it has closed.
 //
-//   kWrite     bytes for the receiver's segment
-//   kFence     answered by kAck once all bytes written before have been copied into place
+//   kWrite     bytes for the receiver's segment: of one span after the other, which the header
+//   lists kFence     answered by kAck once all bytes written before have been copied into place
 //   kRead      answered by kReadBytes, in frames
 #pragma once
 
@@ -34,12 +34,33 @@ struct FrameHeader {
   uint8_t reserved[3] = {};
   uint64_t sender_epoch = 0;
   uint64_t incarnation = 0;
-  uint64_t offset = 0;   // kWrite, kRead: in the receiver's segment; kReadBytes: in what was read
-  uint64_t request = 0;  // kFence, kRead and their answers
+  uint64_t offset = 0;       // kRead: in the receiver's segment; kReadBytes: in what was read
+  uint64_t request = 0;      // kFence, kRead and their answers
   uint64_t count_bytes = 0;  // kFence: written before it; kRead: wanted
 };
 static_assert(sizeof(FrameHeader) == 48, "it crosses the wire as it lies in memory");
+
+// Of a kWrite these follow its header.
+struct FrameSpan {
+  uint64_t offset = 0;  // in the receiver's segment
+  uint64_t length_bytes = 0;
+};
+static_assert(sizeof(FrameSpan) == 16, "it crosses the wire as it lies in memory");
+// UCX sends the header and up to 15 pieces of memory without copying them first (UCP_MAX_IOV).
+inline constexpr size_t kFrameSpansMax = 15;
+
 inline constexpr uint32_t kFrameMagic = 0x46444358;  // "XCDF"
+
+// A frame without its body. As many spans cross the wire as there are.
+struct FrameHead {
+  FrameHeader header;
+  FrameSpan spans[kFrameSpansMax];
+  uint32_t num_spans = 0;  // does not cross
+
+  size_t wire_bytes() const { return sizeof header + num_spans * sizeof(FrameSpan); }
+  // False when this is no frame of ours.
+  bool read(const void* wire, size_t wire_bytes);
+};
 
 // Both halves: what we ask of the peer, and what it asks of us.
 class FrameLink : public DataLink {
@@ -52,8 +73,8 @@ class FrameLink : public DataLink {
         segment_(segment),
         sink_(sink) {}
 
-  uint64_t piece_bytes_max() const override;
-  void put(const CopySpan& span, uint64_t token, bool bulk) override;
+  PieceMax piece_max() const override;
+  void put(std::span<const CopySpan> spans, uint64_t token, bool bulk) override;
   void get(const CopySpan& span, uint64_t token) override;
   void fence(uint64_t token) override;
   bool pump() override;
@@ -63,12 +84,13 @@ class FrameLink : public DataLink {
 
   // A frame of this pair has come; called within UCX's progress, so it copies and notes, and sends
   // nothing. False when the peer breaks the rules.
-  bool on_frame(const FrameHeader& header, std::span<const std::byte> body);
+  bool on_frame(const FrameHead& head, std::span<const std::byte> body);
 
  private:
   struct Posted {
     FrameLink* link = nullptr;
-    FrameHeader header;
+    FrameHead head;
+    ucp_dt_iov_t parts[kFrameSpansMax];  // of the body
     uint64_t token = 0;
     bool reports = false;  // the sink hears of it when it is sent
     uint64_t answer_bytes = 0;
@@ -88,11 +110,12 @@ class FrameLink : public DataLink {
     uint64_t sent_bytes = 0;
   };
 
-  void send(const FrameHeader& header, std::span<const std::byte> body,
-            std::unique_ptr<Posted> posted);
+  // Sends posted->head with a body of num_parts of posted->parts.
+  void send(std::unique_ptr<Posted> posted, size_t num_parts);
   static void on_sent(void* request, ucs_status_t status, void* user_data);
   void sent(const Posted& posted, ucs_status_t status);
   uint64_t ask(uint64_t token, const CopySpan& span);
+  bool on_write(const FrameHead& head, std::span<const std::byte> body);
   bool on_answer(const FrameHeader& header, std::span<const std::byte> body);
 
   const ucp_ep_h endpoint_;

@@ -10,7 +10,7 @@ constexpr uint64_t kPieceBytesMax = 4u << 20;
 
 }  // namespace
 
-uint64_t RdmaLink::piece_bytes_max() const { return kPieceBytesMax; }
+DataLink::PieceMax RdmaLink::piece_max() const { return {kPieceBytesMax, 1}; }
 
 ucp_request_param_t RdmaLink::param_for(Posted& posted) {
   ucp_request_param_t param{};

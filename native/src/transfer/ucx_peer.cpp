@@ -260,7 +260,7 @@ Status UcxPeer::open_link() {
     frame_link_ = std::make_unique<FrameLink>(data_endpoint_, fabric_.self->epoch, incarnation_,
                                               segment, data_path_);
     data_path_.open(*frame_link_);
-    for (const FrameHeader& fence : early_fences_) frame_link_->on_frame(fence, {});
+    for (const FrameHead& fence : early_fences_) frame_link_->on_frame(fence, {});
     early_fences_.clear();
     return {};
   }
@@ -302,15 +302,15 @@ size_t UcxPeer::pump() {
 
 // A frame that comes before our own end is open cannot be: the peer posts nothing before it has
 // our `probed`, except the fence of its probe, which waits in early_fences_.
-void UcxPeer::on_frame(const FrameHeader& header, std::span<const std::byte> body) {
+void UcxPeer::on_frame(const FrameHead& head, std::span<const std::byte> body) {
   if (broken()) return;
   if (frame_link_ == nullptr) {
-    const bool fence = header.kind == FrameKind::kFence && early_fences_.empty();
-    if (fence) early_fences_.push_back(header);
+    const bool fence = head.header.kind == FrameKind::kFence && early_fences_.empty();
+    if (fence) early_fences_.push_back(head);
     bad_frame_ |= !fence;
     return;
   }
-  bad_frame_ |= !frame_link_->on_frame(header, body);
+  bad_frame_ |= !frame_link_->on_frame(head, body);
 }
 
 void UcxPeer::advance_handshake(Clock::time_point now) {

@@ -77,7 +77,7 @@ class UcxPeer {
   void adopt(ucp_ep_h endpoint, const InboundMessage& hello);
   void on_message(InboundMessage message);
   // Within UCX's progress.
-  void on_frame(const FrameHeader& header, std::span<const std::byte> body);
+  void on_frame(const FrameHead& head, std::span<const std::byte> body);
   void on_endpoint_error(const Status& status);
   void on_closed_notice() { their_side_closed_ = true; }
   void check_process();
@@ -170,7 +170,7 @@ class UcxPeer {
   DataPath data_path_;
   std::unique_ptr<FrameLink> frame_link_;  // over tcp, and where a segment is not registered
   std::unique_ptr<DataLink> other_link_;   // otherwise
-  std::vector<FrameHeader> early_fences_;
+  std::vector<FrameHead> early_fences_;
   bool bad_frame_ = false;
 };
 

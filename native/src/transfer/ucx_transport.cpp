@@ -35,6 +35,9 @@ UcxOptions network_options(const TransportConfig& config, bool rc) {
   // ucp_config_modify is given. Frames of 256 KiB move 4.3 GB/s over loopback, its 8 KiB 0.9.
   ::setenv("UCX_TCP_TX_SEG_SIZE", "256k", 1);
   ::setenv("UCX_TCP_RX_SEG_SIZE", "256k", 1);
+  // Two of them are UCX's own, and the others what UCP has at most: frames are not copied to be
+  // sent, in however many places their bytes lie.
+  ::setenv("UCX_TCP_MAX_IOV", "18", 1);
   const std::string& interface = config.bind_interface;
   if (rc) {
     options.emplace_back("NET_DEVICES", config.rdma_device + "," +

@@ -65,14 +65,13 @@ ucs_status_t UcxTransport::on_frame(void* user_data, const void* header, size_t 
                                     void* body, size_t body_bytes,
                                     const ucp_am_recv_param_t* param) {
   auto* self = static_cast<UcxTransport*>(user_data);
-  FrameHeader frame;
+  FrameHead head;
   UcxPeer* peer = nullptr;
-  if (header_bytes == sizeof frame && (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) == 0) {
-    std::memcpy(&frame, header, sizeof frame);
-    if (frame.magic == kFrameMagic) peer = self->find_peer(frame.sender_epoch, frame.incarnation);
+  if ((param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) == 0 && head.read(header, header_bytes)) {
+    peer = self->find_peer(head.header.sender_epoch, head.header.incarnation);
   }
   if (peer != nullptr) {
-    peer->on_frame(frame, {static_cast<const std::byte*>(body), body_bytes});
+    peer->on_frame(head, {static_cast<const std::byte*>(body), body_bytes});
   } else {
     ++self->num_dropped_messages_;
   }

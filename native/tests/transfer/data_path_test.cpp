@@ -11,20 +11,33 @@ namespace crossdock {
 namespace {
 
 constexpr uint64_t kPieceBytes = 1000;
+constexpr size_t kPieceSpans = 3;
 constexpr uint64_t kInFlightBytes = 3500;
+
+// The spans of a stream begin at its own offset, so that pieces tell where they come from.
+constexpr uint64_t kStreamBytes = 1u << 20;
 
 class HeldLink : public DataLink {
  public:
   struct Posted {
     uint64_t token = 0;
-    CopySpan span;
+    std::vector<CopySpan> spans;
     bool fence = false;
+
+    StreamId stream() const { return spans.front().local_offset / kStreamBytes; }
+    uint64_t bytes() const {
+      uint64_t sum = 0;
+      for (const CopySpan& span : spans) sum += span.length_bytes;
+      return sum;
+    }
   };
 
   explicit HeldLink(PieceSink& sink) : sink_(sink) {}
-  uint64_t piece_bytes_max() const override { return kPieceBytes; }
-  void put(const CopySpan& span, uint64_t token, bool) override { add({token, span}); }
-  void get(const CopySpan& span, uint64_t token) override { add({token, span}); }
+  PieceMax piece_max() const override { return {kPieceBytes, kPieceSpans}; }
+  void put(std::span<const CopySpan> spans, uint64_t token, bool) override {
+    add({token, {spans.begin(), spans.end()}});
+  }
+  void get(const CopySpan& span, uint64_t token) override { add({token, {span}}); }
   void fence(uint64_t token) override { add({token, {}, true}); }
   bool pump() override { return false; }
   bool can_pump() const override { return false; }
@@ -56,8 +69,6 @@ class DataPathTest : public ::testing::Test {
  protected:
   void SetUp() override { path_.open(link_); }
 
-  // The spans of a stream begin at its own offset, so that pieces tell where they come from.
-  static constexpr uint64_t kStreamBytes = 1u << 20;
   void write(StreamId stream, uint64_t bytes) {
     path_.post_write({next_operation_++, 1, {{stream * kStreamBytes, 0, bytes}}, stream});
   }
@@ -68,7 +79,7 @@ class DataPathTest : public ::testing::Test {
   std::vector<StreamId> order() const {
     std::vector<StreamId> streams;
     for (const auto& piece : link_.posted) {
-      streams.push_back(piece.span.local_offset / kStreamBytes);
+      streams.push_back(piece.stream());
     }
     return streams;
   }
@@ -106,6 +117,58 @@ TEST_F(DataPathTest, APieceLargerThanTheBoundGoesAlone) {
     link.finish_oldest();
   }
   EXPECT_EQ(events.size(), 1u);
+}
+
+// Spans of 1 to 1,500 bytes with gaps between them.
+std::vector<CopySpan> scattered(size_t num_spans) {
+  std::mt19937 random(11);
+  std::vector<CopySpan> spans;
+  uint64_t offset = 0;
+  for (size_t i = 0; i < num_spans; ++i) {
+    const uint64_t length = 1 + random() % 1500;
+    spans.push_back({offset, 2 * offset + 5, length});
+    offset += length + 1 + random() % 100;
+  }
+  return spans;
+}
+
+TEST_F(DataPathTest, SpansOfAWriteShareAPieceAndEveryByteIsPostedOnce) {
+  const auto spans = scattered(300);
+  path_.post_write({1, 1, spans});
+  while (path_.pump() > 0 || link_.num_held() > 0) link_.finish_all();
+  std::map<uint64_t, uint64_t> remote_of;
+  for (const auto& piece : link_.posted) {
+    EXPECT_LE(piece.spans.size(), kPieceSpans);
+    EXPECT_LE(piece.bytes(), kPieceBytes);
+    for (const CopySpan& span : piece.spans) {
+      for (uint64_t i = 0; i < span.length_bytes; ++i) {
+        EXPECT_TRUE(remote_of.emplace(span.local_offset + i, span.remote_offset + i).second);
+      }
+    }
+  }
+  uint64_t bytes = 0;
+  for (const CopySpan& span : spans) {
+    bytes += span.length_bytes;
+    for (uint64_t i = 0; i < span.length_bytes; ++i) {
+      ASSERT_EQ(remote_of.at(span.local_offset + i), span.remote_offset + i);
+    }
+  }
+  EXPECT_EQ(remote_of.size(), bytes);
+  // Full to the brim but for those that have as many spans as a piece may have.
+  for (size_t i = 0; i + 1 < link_.posted.size(); ++i) {
+    const auto& piece = link_.posted[i];
+    EXPECT_TRUE(piece.spans.size() == kPieceSpans || piece.bytes() == kPieceBytes) << i;
+  }
+  ASSERT_EQ(events_.size(), 1u);
+  EXPECT_EQ(std::get<OperationDone>(events_[0]).bytes, bytes);
+}
+
+TEST_F(DataPathTest, AReadHasOneSpanInAPiece) {
+  const auto spans = scattered(50);
+  path_.post_read({1, 1, spans});
+  while (path_.pump() > 0 || link_.num_held() > 0) link_.finish_all();
+  for (const auto& piece : link_.posted) EXPECT_EQ(piece.spans.size(), 1u);
+  EXPECT_EQ(events_.size(), 1u);
 }
 
 TEST_F(DataPathTest, EveryStreamHasAPieceInEveryRound) {
@@ -161,8 +224,7 @@ TEST_F(DataPathTest, AFenceComesAfterEveryPieceOfItsStream) {
     }
     uint64_t bytes = 0;
     for (const auto& piece : link_.posted) {
-      const bool ours = !piece.fence && piece.span.local_offset / kStreamBytes == stream;
-      if (ours) bytes += piece.span.length_bytes;
+      if (!piece.fence && piece.stream() == stream) bytes += piece.bytes();
     }
     EXPECT_EQ(bytes, written[stream]) << stream;
   }

@@ -78,7 +78,7 @@ class RdmaLinkTest : public ::testing::Test {
 
 TEST_F(RdmaLinkTest, PutsGetsAndFences) {
   for (size_t i = 0; i < kBytes; ++i) here_.memory->data()[i] = std::byte((i * 7) & 0xff);
-  link_->put({0, 4096, 3u << 20}, 1, true);
+  link_->put(std::vector<CopySpan>{{0, 4096, 3u << 20}}, 1, true);
   link_->fence(2);
   ASSERT_TRUE(finish(2));
   ASSERT_TRUE(finish(1));
@@ -110,26 +110,86 @@ class FrameLinkTest : public ::testing::Test {
  protected:
   FrameLinkTest() : segment_(1'000), link_(nullptr, 1, 2, segment_, finished_) {}
   bool arrive(FrameKind kind, uint64_t offset, size_t body_bytes, uint64_t count_bytes = 0) {
-    FrameHeader header;
-    header.kind = kind;
-    header.offset = offset;
-    header.request = 77;
-    header.count_bytes = count_bytes;
-    const std::vector<std::byte> body(body_bytes, std::byte{0xab});
-    return link_.on_frame(header, body);
+    FrameHead head;
+    head.header.kind = kind;
+    head.header.offset = offset;
+    head.header.request = 77;
+    head.header.count_bytes = count_bytes;
+    return link_.on_frame(head, body(body_bytes));
   }
+  bool arrive_write(std::vector<FrameSpan> spans, size_t body_bytes) {
+    FrameHead head;
+    head.header.kind = FrameKind::kWrite;
+    head.num_spans = static_cast<uint32_t>(spans.size());
+    std::copy(spans.begin(), spans.end(), head.spans);
+    return link_.on_frame(head, body(body_bytes));
+  }
+  static std::vector<std::byte> body(size_t bytes) { return {bytes, std::byte{0xab}}; }
   std::vector<std::byte> segment_;
   Finished finished_;
   FrameLink link_;
 };
 
 TEST_F(FrameLinkTest, AWriteStaysInTheSegment) {
-  EXPECT_TRUE(arrive(FrameKind::kWrite, 990, 10));
+  EXPECT_TRUE(arrive_write({{990, 10}}, 10));
   EXPECT_EQ(segment_[999], std::byte{0xab});
   EXPECT_EQ(segment_[989], std::byte{0});
-  EXPECT_FALSE(arrive(FrameKind::kWrite, 991, 10));
-  EXPECT_FALSE(arrive(FrameKind::kWrite, UINT64_MAX, 2));
-  EXPECT_FALSE(arrive(FrameKind::kWrite, 0, 1'001));
+  EXPECT_FALSE(arrive_write({{991, 10}}, 10));
+  EXPECT_FALSE(arrive_write({{UINT64_MAX, 2}}, 2));
+  EXPECT_FALSE(arrive_write({{0, 1'001}}, 1'001));
+}
+
+TEST_F(FrameLinkTest, EverySpanOfAWriteIsPutInItsPlace) {
+  EXPECT_TRUE(arrive_write({{100, 3}, {500, 1}, {10, 4}}, 8));
+  for (size_t i = 0; i < segment_.size(); ++i) {
+    const bool written = (i >= 100 && i < 103) || i == 500 || (i >= 10 && i < 14);
+    ASSERT_EQ(segment_[i], std::byte{static_cast<uint8_t>(written ? 0xab : 0)}) << i;
+  }
+}
+
+// Also of the spans before the one that is wrong.
+TEST_F(FrameLinkTest, OfAWriteWhoseSpansAreWrongNothingLands) {
+  EXPECT_FALSE(arrive_write({{0, 4}, {998, 4}}, 8));
+  EXPECT_FALSE(arrive_write({{0, 4}, {8, 4}}, 7));
+  EXPECT_FALSE(arrive_write({{0, 4}, {8, 4}}, 9));
+  EXPECT_FALSE(arrive_write({{0, 4}, {8, 0}}, 4));
+  EXPECT_FALSE(arrive_write({{0, 4}, {8, UINT64_MAX}}, 8));
+  EXPECT_FALSE(arrive_write({}, 0));
+  EXPECT_FALSE(arrive_write({}, 4));
+  EXPECT_EQ(segment_, std::vector<std::byte>(segment_.size()));
+}
+
+TEST_F(FrameLinkTest, OnlyWritesHaveSpans) {
+  FrameHead head;
+  head.header.kind = FrameKind::kFence;
+  head.num_spans = 1;
+  EXPECT_FALSE(link_.on_frame(head, {}));
+}
+
+TEST(FrameHead, IsReadAsItWasSent) {
+  FrameHead sent;
+  sent.header.magic = kFrameMagic;
+  sent.header.request = 7;
+  for (uint32_t i = 0; i < kFrameSpansMax; ++i) sent.spans[i] = {i, i + 1};
+  for (sent.num_spans = 0; sent.num_spans <= kFrameSpansMax; ++sent.num_spans) {
+    FrameHead read;
+    ASSERT_TRUE(read.read(&sent, sent.wire_bytes()));
+    EXPECT_EQ(read.header.request, 7u);
+    ASSERT_EQ(read.num_spans, sent.num_spans);
+    EXPECT_EQ(std::memcmp(read.spans, sent.spans, sent.num_spans * sizeof(FrameSpan)), 0);
+  }
+}
+
+TEST(FrameHead, RefusesOtherSizesAndOtherMagic) {
+  FrameHead sent;
+  sent.header.magic = kFrameMagic;
+  FrameHead read;
+  EXPECT_FALSE(read.read(&sent, 0));
+  EXPECT_FALSE(read.read(&sent, sizeof(FrameHeader) - 1));
+  EXPECT_FALSE(read.read(&sent, sizeof(FrameHeader) + 8));
+  EXPECT_FALSE(read.read(&sent, sizeof(FrameHeader) + sizeof sent.spans + sizeof(FrameSpan)));
+  sent.header.magic = 1;
+  EXPECT_FALSE(read.read(&sent, sizeof(FrameHeader)));
 }
 
 TEST_F(FrameLinkTest, AReadStaysInTheSegment) {
@@ -147,15 +207,15 @@ TEST_F(FrameLinkTest, AnAnswerThatWasNotAskedForIsRefused) {
 TEST_F(FrameLinkTest, AFenceWaitsForItsBytes) {
   EXPECT_TRUE(arrive(FrameKind::kFence, 0, 0, 20));
   EXPECT_FALSE(link_.can_pump());
-  EXPECT_TRUE(arrive(FrameKind::kWrite, 0, 10));
+  EXPECT_TRUE(arrive_write({{0, 10}}, 10));
   EXPECT_FALSE(link_.can_pump());
-  EXPECT_TRUE(arrive(FrameKind::kWrite, 0, 10));
+  EXPECT_TRUE(arrive_write({{0, 10}}, 10));
   EXPECT_TRUE(link_.can_pump());
 }
 
 TEST_F(FrameLinkTest, AfterCloseNothingLands) {
   link_.close();
-  EXPECT_TRUE(arrive(FrameKind::kWrite, 0, 10));
+  EXPECT_TRUE(arrive_write({{0, 10}}, 10));
   EXPECT_EQ(segment_[0], std::byte{0});
 }
 
