@@ -4,7 +4,6 @@
 //
 // Prints JSON lines. Usage: bench_handoff_overlap [HANDOFFS_PER_CASE]
 #include <poll.h>
-#include <time.h>
 
 #include "../transfer/two_processes.h"
 #include "crossdock/engine/engine.h"
@@ -13,12 +12,16 @@
 namespace crossdock {
 namespace {
 
-constexpr uint32_t kPromptTokens = 2048;
+constexpr uint32_t kPromptTokens = 4096;
+// A prompt's and a few more, so that every round is in memory that earlier ones have touched.
 constexpr uint32_t kPoolBlocks = 160;
 constexpr uint32_t kVocabSize = 1 << 16;
-// 2 MiB a block, 64 KiB a layer of it: the prompt has 128 MiB.
+// Llama 3 8B: 4 MiB a block, 128 KiB a layer of it; the prompt has 512 MiB.
 constexpr KvLayout kLayout{
-    .num_layers = 32, .num_kv_heads = 8, .head_dim = 64, .dtype = DType::kBf16};
+    .num_layers = 32, .num_kv_heads = 8, .head_dim = 128, .dtype = DType::kBf16};
+// A sleep costs some 50 us of a processor beside what it sleeps, and a prompt in many chunks has a
+// thousand layers, so not every layer sleeps.
+constexpr uint32_t kSleepsPerPrompt = 64;
 
 class IdleExecutor : public Executor {
  public:
@@ -40,15 +43,17 @@ class IdleExecutor : public Executor {
       num_tokens += item.tokens.size();
       num_rows += item.wants_logits;
     }
-    const uint64_t step_ns = prompt_ns_.load() * num_tokens / kPromptTokens;
-    timespec begin;
-    clock_gettime(CLOCK_MONOTONIC, &begin);
+    const uint64_t prompt_ns = prompt_ns_.load();
+    const uint64_t step_ns = prompt_ns * num_tokens / kPromptTokens;
+    const auto begin = SteadyClock::now();
+    uint64_t slept_ns = 0;
     for (uint32_t layer = 0; layer < kLayout.num_layers; ++layer) {
-      const uint64_t until_ns =
-          step_ns * (layer + 1) / kLayout.num_layers + static_cast<uint64_t>(begin.tv_nsec);
-      const timespec until{begin.tv_sec + static_cast<time_t>(until_ns / 1'000'000'000),
-                           static_cast<long>(until_ns % 1'000'000'000)};
-      clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, nullptr);
+      const uint64_t done_ns = step_ns * (layer + 1) / kLayout.num_layers;
+      const bool last = layer + 1 == kLayout.num_layers;
+      if (last || done_ns - slept_ns >= prompt_ns / kSleepsPerPrompt) {
+        std::this_thread::sleep_until(begin + std::chrono::nanoseconds(done_ns));
+        slept_ns = done_ns;
+      }
       on_layer(layer);
     }
     logits_.resize(num_rows * model_.vocab_size);
@@ -142,7 +147,7 @@ class Host {
 // Tokens of their own for each round, so that nothing is found in a cache.
 link::Task task(int round) {
   std::vector<int32_t> prompt(kPromptTokens);
-  for (uint32_t i = 0; i < kPromptTokens; ++i) prompt[i] = (round * 2048 + i) % kVocabSize;
+  for (uint32_t i = 0; i < kPromptTokens; ++i) prompt[i] = (round * 4099 + i) % kVocabSize;
   return {.sequence_id = static_cast<uint64_t>(round) + 1,
           .prompt = std::move(prompt),
           .sampling = {.temperature = 0.0f, .max_tokens = 1, .ignore_eos = true}};
@@ -176,10 +181,10 @@ link::HandoffDone hand_off(Host& host, Board& board, uint64_t prompt_ns) {
   return host.wait<link::HandoffDone>();
 }
 
-// 16 groups and one more a chunk, and of each block one operation a group; a fence (senders.h).
+// 32 groups and one more a chunk, and of each block one operation a group; a fence (senders.h).
 uint32_t operations_max(uint32_t num_chunks) {
   const uint32_t num_blocks = num_prompt_blocks(kPromptTokens);
-  return num_blocks * ((16 + num_chunks - 1) / num_chunks + 1) + 1;
+  return num_blocks * ((32 + num_chunks - 1) / num_chunks + 1) + 1;
 }
 
 // The transfer alone: of a prompt in one chunk that takes no time, all of it is exposed.
@@ -187,7 +192,7 @@ void measure_alone(Board& board, const std::string& transport, int num_handoffs,
                    std::atomic<uint64_t>& transfer_ns) {
   Host host(transport, 1, kPromptTokens);
   host.connect(board, Board::kInitiator, Board::kTarget);
-  hand_off(host, board, 0);  // page tables
+  for (int i = 0; i < 2; ++i) hand_off(host, board, 0);  // page tables
   Samples whole;
   for (int i = 0; i < num_handoffs; ++i) {
     whole.add(static_cast<double>(hand_off(host, board, 0).handoff_ns));
@@ -199,7 +204,7 @@ void run_prefill(Board& board, const std::string& transport, uint32_t token_budg
                  int num_handoffs, uint64_t transfer_ns) {
   Host host(transport, 1, token_budget);
   host.connect(board, Board::kInitiator, Board::kTarget);
-  hand_off(host, board, transfer_ns);
+  for (int i = 0; i < 2; ++i) hand_off(host, board, transfer_ns);
   Samples exposed;
   Samples operations;
   for (int i = 0; i < num_handoffs; ++i) {
@@ -208,7 +213,7 @@ void run_prefill(Board& board, const std::string& transport, uint32_t token_budg
     operations.add(overlapped.num_transfers);
   }
   const uint32_t num_chunks = (kPromptTokens + token_budget - 1) / token_budget;
-  const std::string name = transport + ", 128 MiB in " + std::to_string(num_chunks) + " chunks";
+  const std::string name = transport + ", 512 MiB in " + std::to_string(num_chunks) + " chunks";
   const double limit = static_cast<double>(transfer_ns) * 1e-6 / 10;
   Line{name + ", exposed",
        exposed.quantile(0.5),
@@ -238,7 +243,7 @@ int main(int argc, char** argv) {
   const MappedMemory memory = must(MappedMemory::create("bench-overlap", 4096));
   auto& transfer_ns = *new (memory.data()) std::atomic<uint64_t>(0);
   for (const char* transport : {"shm", "tcp"}) {
-    for (const uint32_t token_budget : {2048u, 512u, 64u}) {
+    for (const uint32_t token_budget : {4096u, 1024u, 128u}) {
       // Anew each time, since the machine's speed drifts.
       run_in_two([&](Board& board) { run_decode(board, transport, kPromptTokens); },
                  [&](Board& board) { measure_alone(board, transport, num_handoffs, transfer_ns); });

@@ -7,9 +7,9 @@ namespace crossdock {
 namespace {
 
 // What a handoff sends goes out in about this many groups. Where computing takes as long as
-// sending, the last group is what is exposed: a sixteenth. Smaller groups than the least one gain
-// less than their operations cost.
-constexpr uint64_t kGroups = 16;
+// sending, the last group is what is exposed: three per cent, and more where the two do not run
+// evenly. Smaller groups than the least one gain less than their operations cost.
+constexpr uint64_t kGroups = 32;
 constexpr uint64_t kGroupBytesMin = 1u << 20;
 // A peer answers between two of its layers, a few milliseconds on a CPU. The wait is worth a read
 // of many blocks; one that takes longer than computing some of them is not.

@@ -179,7 +179,7 @@ TEST_F(SendersTest, AChunkGoesOutInGroupsOfLayersAsTheyFinish) {
   expect_every_byte_once(0, 4);
 }
 
-// 16 + n writes and one for a late grant, whatever the chunks.
+// 32 + n writes and one for a late grant, whatever the chunks.
 TEST_F(SendersTest, TheNumberOfWritesIsBounded) {
   for (const uint32_t budget : {32u, 64u, 96u, 160u, 512u}) {
     for (const uint32_t grant_at : {0u, 1u, 2u}) {
@@ -191,7 +191,7 @@ TEST_F(SendersTest, TheNumberOfWritesIsBounded) {
       } while (step() && ++num_chunks > 0);
       if (num_chunks < grant_at) grant(11, 0);
       EXPECT_EQ(num_chunks, (10 * 32 + 5 + budget - 1) / budget);
-      EXPECT_LE(transfers_->all<WriteSpans>().size(), 16 + num_chunks + 1) << budget;
+      EXPECT_LE(transfers_->all<WriteSpans>().size(), 32 + num_chunks + 1) << budget;
       EXPECT_EQ(transfers_->all<Fence>().size(), 1u);
       expect_every_byte_once(0, 11);
       for (const auto& write : transfers_->all<WriteSpans>()) EXPECT_EQ(write.stream, 1u);

@@ -2,11 +2,11 @@
 // are still to go, what is in flight. It carries out what HandoffTable decides, and reports back.
 //
 // Writes. The blocks that a chunk completes go out while it and the next one compute: in groups of
-// layers as the layers finish, each about a sixteenth of what the handoff sends (at least 1 MiB),
+// layers as the layers finish, each about a 32nd of what the handoff sends (at least 1 MiB),
 // so that as little is left when the first token is sampled. A prompt of many chunks has groups of
 // all layers, whole blocks, which coalesce where they lie side by side here and there. After the
 // last write comes one fence. Of a prompt of n chunks these are at most
-//     16 + n writes, and one where the grant came late, and the fence;
+//     32 + n writes, and one where the grant came late, and the fence;
 // a write of whole blocks takes as many one-sided operations as it has runs that are contiguous on
 // both sides, one of some layers takes one a block. For a peer of another KV dtype whole blocks are
 // converted in order, as staging has room.
