@@ -114,9 +114,10 @@ def excerpt(text: str) -> str:
 
 
 def invalid_argument(field: str, message: str) -> CrossdockError:
-    """The message names the bound; it is prefixed with the field unless it begins with it."""
-    text = message if message.startswith(field) else f"{field}: {message}"
-    return CrossdockError(Code.INVALID_ARGUMENT, text, Reason.INVALID_FIELD, field=field)
+    """The message names the bound; the field comes before it."""
+    return CrossdockError(
+        Code.INVALID_ARGUMENT, f"{field}: {message}", Reason.INVALID_FIELD, field=field
+    )
 
 
 def unsupported(field: str) -> CrossdockError:

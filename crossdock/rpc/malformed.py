@@ -83,8 +83,8 @@ def explain(raw: bytes, descriptor: Descriptor) -> CrossdockError:
     except DecodeError:
         name = None
     if name is None:
-        return invalid_argument("request", f"request: not a valid {descriptor.name} message")
-    return invalid_argument(name, f"{name}: not valid UTF-8")
+        return invalid_argument("request", f"not a valid {descriptor.name} message")
+    return invalid_argument(name, "not valid UTF-8")
 
 
 def find_invalid_utf8(raw: bytes, descriptor: Descriptor) -> str | None:

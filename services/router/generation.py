@@ -272,7 +272,7 @@ class Inference:
         """The call as a running generation; leaving the block ends it."""
         generation = Generation(call.request_id or f"{self._retry.random.getrandbits(128):032x}")
         try:
-            validation.check_model(call.model, (self.model,))
+            validation.check_model(call.model, self.model)
             validation.check_request_id(call.request_id, call.request_id_field)
             rules = validation.check_sampling(call.sampling)
             deadline = Deadline.after(call.timeout_s, _now())

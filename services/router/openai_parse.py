@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeVar
 
-from crossdock.errors import CrossdockError, excerpt, invalid_argument, unsupported
+from crossdock.errors import excerpt, invalid_argument, unsupported
 from services.router.generation import InferenceCall
 from services.router.prompting import ChatPrompt
 from services.router.sampling import SamplingRequest
@@ -82,15 +82,13 @@ def parse_body(raw: bytes) -> dict[str, Any]:
     try:
         value = json.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise invalid_argument("body", f"body: not valid UTF-8 at byte {error.start}") from error
+        raise invalid_argument("body", f"not valid UTF-8 at byte {error.start}") from error
     except json.JSONDecodeError as error:
-        raise invalid_argument("body", f"body: not valid JSON: {error}") from error
+        raise invalid_argument("body", f"not valid JSON: {error}") from error
     except (ValueError, RecursionError) as error:
-        raise invalid_argument(
-            "body", "body: a number of too many digits, or nested too deep"
-        ) from error
+        raise invalid_argument("body", "a number of too many digits, or nested too deep") from error
     if not isinstance(value, dict):
-        raise invalid_argument("body", "body: must be a JSON object")
+        raise invalid_argument("body", "must be a JSON object")
     return value
 
 
@@ -107,7 +105,7 @@ def parse_chat(body: dict[str, Any], request_id: str) -> ChatCompletion:
                 raise unsupported(name)
         elif name not in _KNOWN:
             shown = excerpt(name)
-            raise invalid_argument(shown, f"{shown}: not a field of chat completions")
+            raise invalid_argument(shown, "not a field of chat completions")
     stream = _get(fields, "stream", _boolean, False)
     _get(fields, "user", _string, "")  # Nothing here depends on it.
     return ChatCompletion(
@@ -128,7 +126,7 @@ def _sampling(fields: dict[str, Any]) -> SamplingRequest:
     newer = _get(fields, "max_completion_tokens", _integer, None)
     if older is not None and newer is not None and older != newer:
         raise invalid_argument(
-            "max_tokens", "max_tokens: differs from max_completion_tokens; leave one of them out"
+            "max_tokens", "differs from max_completion_tokens; leave one of them out"
         )
     return SamplingRequest(
         temperature=_get(fields, "temperature", _number, None),
@@ -152,18 +150,18 @@ def _include_usage(fields: dict[str, Any], stream: bool) -> bool:
     if not isinstance(options, dict):
         _wrong_type("stream_options", "an object")
     if not stream:
-        raise invalid_argument("stream_options", "stream_options: only allowed when stream is true")
+        raise invalid_argument("stream_options", "only allowed when stream is true")
     for name in options:
         if name != "include_usage":
             shown = f"stream_options.{excerpt(name)}"
-            raise invalid_argument(shown, f"{shown}: not a known option")
+            raise invalid_argument(shown, "not a known option")
     value = options.get("include_usage")
     return False if value is None else _boolean("stream_options.include_usage", value)
 
 
 def _messages(fields: dict[str, Any]) -> tuple[tuple[str, str], ...]:
     if "messages" not in fields:
-        raise invalid_argument("messages", "messages: absent; must hold at least one message")
+        raise invalid_argument("messages", "absent; must hold at least one message")
     raw = fields["messages"]
     if not isinstance(raw, list):
         _wrong_type("messages", "a list")
@@ -179,7 +177,7 @@ def _message(name: str, value: Any) -> tuple[str, str]:
             raise unsupported(f"{name}.{excerpt(key)}")
     for key in ("role", "content"):
         if value.get(key) is None:
-            raise invalid_argument(f"{name}.{key}", f"{name}.{key}: absent; must be given")
+            raise invalid_argument(f"{name}.{key}", "absent; must be given")
     return _string(f"{name}.role", value["role"]), _content(f"{name}.content", value["content"])
 
 
@@ -195,7 +193,7 @@ def _content(name: str, value: Any) -> str:
         if not isinstance(part, dict):
             _wrong_type(at, "an object")
         if part.get("type") != "text":
-            raise invalid_argument(f"{at}.type", f"{at}.type: must be 'text'; no other is built")
+            raise invalid_argument(f"{at}.type", "must be 'text'; no other is built")
         texts.append(_string(f"{at}.text", part.get("text")))
     return "".join(texts)
 
@@ -246,5 +244,4 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
 
 
 def _wrong_type(name: str, expected: str) -> NoReturn:
-    error: CrossdockError = invalid_argument(name, f"{name}: must be {expected}")
-    raise error
+    raise invalid_argument(name, f"must be {expected}")

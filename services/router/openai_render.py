@@ -86,16 +86,15 @@ def usage(counts: Usage) -> dict[str, Any]:
     }
 
 
-def models(model: str, context_tokens_max: int | None, created_s: int) -> dict[str, Any]:
+def models(model: str, context_tokens_max: int, created_s: int) -> dict[str, Any]:
     """The answer of GET /v1/models."""
-    entry: dict[str, Any] = {
+    entry = {
         "id": model,
         "object": "model",
         "created": created_s,
         "owned_by": "crossdock",
+        "max_model_len": context_tokens_max,
     }
-    if context_tokens_max is not None:
-        entry["max_model_len"] = context_tokens_max
     return {"object": "list", "data": [entry]}
 
 

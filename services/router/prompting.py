@@ -85,8 +85,7 @@ class Prompter:
         template = self._template
         if template is None:
             raise invalid_argument(
-                prompt.field,
-                f"{prompt.field}: the model has no chat template; send a text prompt instead",
+                prompt.field, "the model has no chat template; send a text prompt instead"
             )
         messages = [{"role": role, "content": content} for role, content in prompt.messages]
         num_characters = sum(len(content) for _, content in prompt.messages)
@@ -100,7 +99,7 @@ class Prompter:
             else:
                 text = await asyncio.to_thread(render)
         except ChatTemplateError as error:
-            raise invalid_argument(prompt.field, f"{prompt.field}: {error}") from error
+            raise invalid_argument(prompt.field, str(error)) from error
         return await self.encode_text(text, add_special_tokens=False)
 
     def _check_size(self, text: str, limits: Limits, field: str) -> None:

@@ -54,7 +54,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         """Text to token ids."""
         del context
         _check(request)
-        validation.check_model(request.model, (self._inference.model,))
+        validation.check_model(request.model, self._inference.model)
         validation.check_text_bytes(request.text, validation.TOKENIZE_BYTES_MAX, "text")
         token_ids = await self._inference.prompter.encode_text(
             request.text, add_special_tokens=request.add_special_tokens
@@ -67,7 +67,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         """Token ids to text."""
         del context
         _check(request)
-        validation.check_model(request.model, (self._inference.model,))
+        validation.check_model(request.model, self._inference.model)
         token_ids = tuple(request.token_ids)
         validation.check_token_ids(token_ids, self._inference.limits().vocab_size, "token_ids")
         return inference_pb2.DetokenizeResponse(

@@ -38,7 +38,7 @@ def to_generate_call(
     elif which == "token_ids":
         prompt = TokenPrompt(tuple(request.token_ids.ids), "token_ids.ids")
     else:
-        raise invalid_argument("prompt", "prompt: absent; must be text or token_ids")
+        raise invalid_argument("prompt", "absent; must be text or token_ids")
     return InferenceCall(
         prompt=prompt,
         request_id=request.request_id,

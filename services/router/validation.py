@@ -40,35 +40,30 @@ class Limits:
 def check_body_size(num_bytes: int) -> None:
     """The size of one request as it arrived."""
     if num_bytes > BODY_BYTES_MAX:
-        raise invalid_argument(
-            "request", f"request: {num_bytes} bytes; must be at most {BODY_BYTES_MAX}"
-        )
+        raise invalid_argument("request", f"{num_bytes} bytes; must be at most {BODY_BYTES_MAX}")
 
 
 def check_request_id(request_id: str, field: str = "request_id") -> None:
     """Its length, and that it can stand in a header and a log line."""
     size = len(request_id.encode("utf-8", errors="surrogatepass"))
     if size > REQUEST_ID_BYTES_MAX:
-        raise invalid_argument(
-            field, f"{field}: {size} bytes; must be at most {REQUEST_ID_BYTES_MAX}"
-        )
+        raise invalid_argument(field, f"{size} bytes; must be at most {REQUEST_ID_BYTES_MAX}")
     if not request_id.isprintable():
-        raise invalid_argument(field, f"{field}: must hold printable characters only")
+        raise invalid_argument(field, "must hold printable characters only")
 
 
-def check_model(model: str, served: Sequence[str], field: str = "model") -> None:
+def check_model(model: str, served: str) -> None:
     """Empty means the fleet's model."""
-    if model and model not in served:
+    if model and model != served:
         raise invalid_argument(
-            field,
-            f"{field}: {excerpt(model)!r} is not served here; must be {served[0]!r} or empty",
+            "model", f"{excerpt(model)!r} is not served here; must be {served!r} or empty"
         )
 
 
 def check_text(text: str, field: str) -> None:
     """Not empty, and encodable: JSON can smuggle in half of a surrogate pair."""
     if not text:
-        raise invalid_argument(field, f"{field}: empty; must hold at least one character")
+        raise invalid_argument(field, "empty; must hold at least one character")
     check_utf8(text, field)
 
 
@@ -78,8 +73,7 @@ def check_utf8(text: str, field: str) -> None:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise invalid_argument(
-            field,
-            f"{field}: not valid Unicode at character {error.start} (a lone surrogate)",
+            field, f"not valid Unicode at character {error.start} (a lone surrogate)"
         ) from error
 
 
@@ -87,22 +81,22 @@ def check_text_bytes(text: str, bytes_max: int, field: str) -> None:
     """The size of a text that is going to be tokenised."""
     num_bytes = len(text.encode("utf-8"))
     if num_bytes > bytes_max:
-        raise invalid_argument(field, f"{field}: {num_bytes} bytes; must be at most {bytes_max}")
+        raise invalid_argument(field, f"{num_bytes} bytes; must be at most {bytes_max}")
 
 
 def check_chat(messages: Sequence[tuple[str, str]], field: str = "messages") -> None:
     """Messages are (role, content)."""
     if not messages:
-        raise invalid_argument(field, f"{field}: empty; must hold at least one message")
+        raise invalid_argument(field, "empty; must hold at least one message")
     if len(messages) > CHAT_MESSAGES_MAX:
         raise invalid_argument(
-            field, f"{field}: {len(messages)} messages; must be at most {CHAT_MESSAGES_MAX}"
+            field, f"{len(messages)} messages; must be at most {CHAT_MESSAGES_MAX}"
         )
     for index, (role, content) in enumerate(messages):
         if role not in CHAT_ROLES:
             name = f"{field}[{index}].role"
             raise invalid_argument(
-                name, f"{name}: {excerpt(role)!r}; must be one of {', '.join(CHAT_ROLES)}"
+                name, f"{excerpt(role)!r}; must be one of {', '.join(CHAT_ROLES)}"
             )
         check_utf8(content, f"{field}[{index}].content")
 
@@ -115,7 +109,7 @@ def check_token_ids(token_ids: Sequence[int], vocab_size: int, field: str) -> No
         if not 0 <= token_id < vocab_size:
             name = f"{field}[{index}]"
             raise invalid_argument(
-                name, f"{name}: {token_id}; must be in [0, {vocab_size - 1}] (the vocabulary)"
+                name, f"{token_id}; must be in [0, {vocab_size - 1}] (the vocabulary)"
             )
 
 
@@ -135,14 +129,13 @@ def check_sampling(request: SamplingRequest) -> StopRules:
         name = request.field("min_tokens")
         raise invalid_argument(
             name,
-            f"{name}: {request.min_tokens}; must be at most {request.field('max_tokens')} "
+            f"{request.min_tokens}; must be at most {request.field('max_tokens')} "
             f"({request.max_tokens})",
         )
     if len(request.stop_token_ids) > STOP_TOKEN_IDS_MAX:
         name = request.field("stop_token_ids")
         raise invalid_argument(
-            name,
-            f"{name}: {len(request.stop_token_ids)} ids; must be at most {STOP_TOKEN_IDS_MAX}",
+            name, f"{len(request.stop_token_ids)} ids; must be at most {STOP_TOKEN_IDS_MAX}"
         )
     _check_stop_strings(request)
     return StopRules(request.stop, request.include_stop)
@@ -153,14 +146,14 @@ def _check_number(
 ) -> None:
     if value is not None and not (math.isfinite(value) and low <= value <= high):
         field = request.field(name)
-        raise invalid_argument(field, f"{field}: {value}; must be a number in [{low:g}, {high:g}]")
+        raise invalid_argument(field, f"{value}; must be a number in [{low:g}, {high:g}]")
 
 
 def _check_top_p(request: SamplingRequest) -> None:
     value = request.top_p
     if value is not None and not (math.isfinite(value) and 0.0 < value <= 1.0):
         field = request.field("top_p")
-        raise invalid_argument(field, f"{field}: {value}; must be a number in (0, 1]")
+        raise invalid_argument(field, f"{value}; must be a number in (0, 1]")
 
 
 def _check_int(
@@ -170,40 +163,37 @@ def _check_int(
         return
     field = request.field(name)
     bound = f"at least {low}" if high is None else f"in [{low}, {high}]"
-    raise invalid_argument(field, f"{field}: {value}; must be {bound}")
+    raise invalid_argument(field, f"{value}; must be {bound}")
 
 
 def _check_stop_strings(request: SamplingRequest) -> None:
     if len(request.stop) > STOP_STRINGS_MAX:
         name = request.field("stop")
         raise invalid_argument(
-            name, f"{name}: {len(request.stop)} strings; must be at most {STOP_STRINGS_MAX}"
+            name, f"{len(request.stop)} strings; must be at most {STOP_STRINGS_MAX}"
         )
     for index, text in enumerate(request.stop):
         name = f"{request.field('stop')}[{index}]"
         check_text(text, name)
         size = len(text.encode("utf-8"))
         if size > STOP_STRING_BYTES_MAX:
-            raise invalid_argument(
-                name, f"{name}: {size} bytes; must be at most {STOP_STRING_BYTES_MAX}"
-            )
+            raise invalid_argument(name, f"{size} bytes; must be at most {STOP_STRING_BYTES_MAX}")
 
 
 def check_prompt_length(num_tokens: int, limits: Limits, field: str) -> None:
     """At least one token, and room for at least one more in the context and in a pool."""
     if num_tokens == 0:
-        raise invalid_argument(field, f"{field}: empty; must hold at least one token")
+        raise invalid_argument(field, "empty; must hold at least one token")
     if num_tokens >= limits.context_tokens_max:
         raise invalid_argument(
             field,
-            f"{field}: {num_tokens} tokens; must be at most {limits.context_tokens_max - 1} "
+            f"{num_tokens} tokens; must be at most {limits.context_tokens_max - 1} "
             f"(the context of {limits.context_tokens_max} less one to generate)",
         )
     pool_tokens = _prompt_pool_tokens(limits)
     if num_tokens > pool_tokens:
         raise invalid_argument(
-            field,
-            f"{field}: {num_tokens} tokens; must be at most {pool_tokens} (the largest KV pool)",
+            field, f"{num_tokens} tokens; must be at most {pool_tokens} (the largest KV pool)"
         )
 
 
@@ -233,7 +223,7 @@ def complete_sampling(
     if min_tokens > max_tokens:
         name = request.field("min_tokens")
         raise invalid_argument(
-            name, f"{name}: {min_tokens}; must be at most {max_tokens} (what fits the context)"
+            name, f"{min_tokens}; must be at most {max_tokens} (what fits the context)"
         )
     return Sampling(
         temperature=1.0 if request.temperature is None else request.temperature,
@@ -256,6 +246,6 @@ def _no_room(
     what = "context" if context_binds else "largest KV pool"
     return invalid_argument(
         name,
-        f"{name}: {max_tokens}; must be at most {bound - num_prompt_tokens} "
+        f"{max_tokens}; must be at most {bound - num_prompt_tokens} "
         f"(the {what} of {bound} tokens less {num_prompt_tokens} of the prompt)",
     )
