@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
+import os
 import sys
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TextIO, cast
 
 import structlog
 from structlog.typing import EventDict, WrappedLogger
 
 LEVELS: Final = ("debug", "info", "warning", "error")
+
+
+class _StandardError(io.TextIOBase):
+    """Each line is one write. One that cannot be written, as on a full disk, is lost: it must not
+    end the task that logs, such as the one that restarts engines.
+    """
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            os.write(2, text.encode("utf-8", "backslashreplace"))
+        return len(text)
 
 
 def configure_logging(level: str, **fields: str) -> None:
@@ -31,7 +45,7 @@ def configure_logging(level: str, **fields: str) -> None:
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(cast(TextIO, _StandardError())),
         cache_logger_on_first_use=True,
     )
     logging.basicConfig(level=max(number, logging.WARNING), stream=sys.stderr, force=True)
