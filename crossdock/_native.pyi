@@ -246,7 +246,8 @@ Event = Ready | StartFailed | _SequenceEvent | _StoreEvent | _PeerEvent | Status
 class EngineLink:
     """The front's end of the two rings. Used by one thread. The engine inherits the three fds."""
 
-    def __init__(self, ring_bytes: int = 4 << 20) -> None: ...
+    def __init__(self, ring_bytes: int = 4 << 20) -> None:
+        """Raises StatusError where the system has no memory or descriptors for it."""
     memory_fd: int
     to_engine_fd: int
     """Eventfd that wakes the engine."""

@@ -136,7 +136,7 @@ def _emit(line: str) -> bool:
         if line:
             _log.error("engine_output", line=line)
         return False
-    event = str(fields.pop("event", fields.pop("message", "engine")))
+    event = str(fields.pop("event", "engine"))
     level = str(fields.pop("level", "info")).lower()
     emit = {"debug": _log.debug, "warning": _log.warning, "error": _log.error}.get(level, _log.info)
     emit(event, source="engine", **{f"engine_{key}": value for key, value in fields.items()})
@@ -151,7 +151,11 @@ class ProcessLauncher:
         self._program = program
 
     async def launch(self) -> tuple[Link, Process]:
-        link = native.EngineLink()
+        try:
+            link = native.EngineLink()
+        except native.StatusError as error:
+            code, message = error.args
+            raise CrossdockError(Code(code), message, Reason.NOT_READY) from error
         descriptors = (link.memory_fd, link.to_engine_fd, link.to_front_fd)
         # No preexec_fn: the child is made by vfork, which runs none of gRPC's fork handlers.
         child = await asyncio.create_subprocess_exec(

@@ -9,6 +9,7 @@
 #include <stdexcept>
 
 #include "bind.h"
+#include "status_error.h"
 
 namespace crossdock {
 
@@ -19,9 +20,7 @@ void bind_link(nb::module_& m) {
       .def(
           "__init__",
           [](FrontLink* self, size_t ring_bytes) {
-            auto link = FrontLink::create(ring_bytes);
-            if (!link.ok()) throw std::runtime_error(link.status().to_string());
-            new (self) FrontLink(std::move(link).value());
+            new (self) FrontLink(value_or_raise(FrontLink::create(ring_bytes)));
           },
           "ring_bytes"_a = 4 << 20)
       .def_prop_ro("memory_fd", &FrontLink::memory_fd)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 from pathlib import Path
 
 import pytest
 import structlog
 
 from crossdock.engine.process import EngineConfig, ProcessLauncher, engine_path
-from crossdock.errors import CrossdockError
+from crossdock.errors import Code, CrossdockError
 
 CONFIG = EngineConfig(model_directory="/models/tiny", instance_id="decode-1", num_threads=3)
 
@@ -78,6 +79,35 @@ echo 'not for the ready line'
     } in logs
     assert {"event": "engine_output", "log_level": "error", "line": "assertion failed"} in logs
     assert len(logs) == 2
+
+
+async def test_its_own_lines_keep_what_they_say(tmp_path: Path) -> None:
+    line = '{"level": "error", "event": "engine_failed", "message": "out of descriptors"}'
+    with structlog.testing.capture_logs() as logs:
+        _, process = await ProcessLauncher(
+            CONFIG, _program(tmp_path, f"echo '{line}' >&2")
+        ).launch()
+        await asyncio.wait_for(process.wait(), 10)
+    assert logs == [
+        {
+            "event": "engine_failed",
+            "log_level": "error",
+            "source": "engine",
+            "engine_message": "out of descriptors",
+        }
+    ]
+
+
+async def test_a_link_that_cannot_be_made_is_an_operating_error(tmp_path: Path) -> None:
+    """Its memory is a file, of which there may be too little or too many."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4_096, before[1]))
+    try:
+        with pytest.raises(CrossdockError, match="shared memory of 8393216") as raised:
+            await ProcessLauncher(CONFIG, _program(tmp_path, "exit 0")).launch()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert raised.value.code == Code.RESOURCE_EXHAUSTED
 
 
 async def test_a_line_without_end_does_not_stop_the_log(tmp_path: Path) -> None:
