@@ -31,6 +31,8 @@ class Circuit:
         self._open_until_s = float("-inf")
 
     def failed(self, now_s: float) -> None:
+        if now_s < self._open_until_s:
+            return  # one of several calls that were under way together: the same trouble
         self._probing = False
         self._open_until_s = now_s + self._pause_s
         self._pause_s = min(2 * self._pause_s, self._pause_max_s)

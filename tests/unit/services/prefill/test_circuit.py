@@ -37,3 +37,12 @@ def test_the_pause_doubles_up_to_its_bound() -> None:
         assert not circuit.admits(now + pause - 0.1)
         now += pause
     assert circuit.admits(now)
+
+
+def test_calls_that_fail_together_are_one_failure() -> None:
+    circuit = _circuit()
+    assert all(circuit.admits(0.0) for _ in range(8))
+    for _ in range(8):
+        circuit.failed(0.0)
+    assert not circuit.admits(0.9)
+    assert circuit.admits(1.0)
