@@ -60,6 +60,15 @@ class Transport(StrEnum):
     RC = "rc"
 
 
+class LogLevel(StrEnum):
+    """The least that is logged."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
 def up(
     prefill: Annotated[int, typer.Option(min=0, help="Prefill instances.")] = 1,
     decode: Annotated[int, typer.Option(min=1, help="Decode instances.")] = 1,
@@ -87,9 +96,13 @@ def up(
     ] = None,
     kvstore: Annotated[bool, typer.Option(help="Keep prefixes in a kvstore.")] = True,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The router's gRPC port; 0: a free one.")] = 0,
-    http_port: Annotated[int, typer.Option(help="The router's HTTP port; 0: a free one.")] = 0,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "",
+    port: Annotated[
+        int, typer.Option(min=0, max=65_535, help="The router's gRPC port; 0: a free one.")
+    ] = 0,
+    http_port: Annotated[
+        int, typer.Option(min=0, max=65_535, help="The router's HTTP port; 0: a free one.")
+    ] = 0,
+    log_level: Annotated[LogLevel | None, typer.Option(help="Of every service.")] = None,
     name: NameOption = DEFAULT_NAME,
     detach: Annotated[bool, typer.Option("--detach", help="Leave it running and return.")] = False,
 ) -> None:
@@ -111,7 +124,7 @@ def up(
         host=host,
         port=port,
         http_port=http_port,
-        log_level=log_level,
+        log_level=log_level or "",
     )
     fleet = Fleet(options, fleet_record.run_directory(name), name=name)
     _start(fleet)
@@ -122,7 +135,7 @@ def up(
 def down(
     name: NameOption = DEFAULT_NAME,
     timeout: Annotated[
-        float, typer.Option(help="Seconds to drain; then what still runs is killed.")
+        float, typer.Option(min=0, help="Seconds to drain; then what still runs is killed.")
     ] = STOP_TIMEOUT_S,
 ) -> None:
     """Stop a fleet: running requests finish, then the services end."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Final
 
@@ -54,11 +55,10 @@ def _options(
 def run() -> None:
     """Runs the command line. What the user can act on is one line on stderr, never a traceback."""
     try:
+        _check_arguments(sys.argv[1:])
         app()
     except (CliError, ModelError, CrossdockError) as error:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(
-            f"[bold red]error:[/] {_escape(str(error))}"
-        )
+        _print_error(str(error))
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED_EXIT_CODE)
@@ -66,6 +66,24 @@ def run() -> None:
         # The reader of our output has gone, as with `| head`.
         sys.stderr.close()
         sys.exit(1)
+    except OSError as error:
+        # A disk that is full or may not be written, a file that may not be read.
+        _print_error(str(error))
+        sys.exit(1)
+
+
+def _check_arguments(arguments: Sequence[str]) -> None:
+    """What comes in is sent on as text; Python lets other bytes through as lone surrogates."""
+    for number, argument in enumerate(arguments, start=1):
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise CliError(f"argument {number} is not UTF-8: {argument!a}") from None
+
+
+def _print_error(text: str) -> None:
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(f"[bold red]error:[/] {_escape(text)}")
 
 
 def _escape(text: str) -> str:

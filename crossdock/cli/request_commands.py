@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -17,19 +18,49 @@ from crossdock.cli.console import table_console
 from crossdock.cli.errors import CliError
 from crossdock.cli.timings import timings_table
 from crossdock.errors import CrossdockError
+from crossdock.rpc.channel import is_address
+
+# A day: gRPC takes one of centuries for one that has passed.
+_TIMEOUT_MAX_S = 86_400.0
+
+
+def _check_address(address: str) -> str:
+    if address and not is_address(address):
+        raise typer.BadParameter(f"{address!r} is not HOST:PORT")
+    return address
+
+
+def _check_timeout(timeout_s: float) -> float:
+    # NaN is in no range, but escapes one that compares its ends.
+    if not 0.0 < timeout_s <= _TIMEOUT_MAX_S:
+        raise typer.BadParameter(f"{timeout_s:g} is not in (0, {_TIMEOUT_MAX_S:g}] seconds")
+    return timeout_s
+
 
 AddressOption = Annotated[
-    str, typer.Option(help="Of the router, HOST:PORT; without it, the fleet that `up` started.")
+    str,
+    typer.Option(
+        callback=_check_address,
+        help="Of the router, HOST:PORT; without it, the fleet that `up` started.",
+    ),
 ]
 NameOption = Annotated[str, typer.Option(help="The fleet's name, as given to `up`.")]
 ModelOption = Annotated[str, typer.Option(help="Without it, the fleet's model.")]
-MaxTokensOption = Annotated[int | None, typer.Option(help="Generate at most this many tokens.")]
+MaxTokensOption = Annotated[
+    int | None, typer.Option(min=1, max=2**31 - 1, help="Generate at most this many tokens.")
+]
 TemperatureOption = Annotated[float | None, typer.Option(help="0 takes the likeliest token.")]
-TopKOption = Annotated[int | None, typer.Option(help="Choose among the K likeliest; 0: all.")]
+TopKOption = Annotated[
+    int | None, typer.Option(min=0, max=2**32 - 1, help="Choose among the K likeliest; 0: all.")
+]
 TopPOption = Annotated[float | None, typer.Option(help="Choose among this much probability.")]
-SeedOption = Annotated[int | None, typer.Option(help="The same seed gives the same tokens.")]
+SeedOption = Annotated[
+    int | None, typer.Option(min=0, max=2**64 - 1, help="The same seed gives the same tokens.")
+]
 StopOption = Annotated[list[str] | None, typer.Option(help="End before this text; repeatable.")]
-TimeoutOption = Annotated[float, typer.Option(help="Give up after this many seconds.")]
+TimeoutOption = Annotated[
+    float, typer.Option(callback=_check_timeout, help="Give up after this many seconds.")
+]
 TimingsOption = Annotated[bool, typer.Option("--timings", help="Say where the time went.")]
 
 # Streams one request's text into its outcome.
@@ -60,7 +91,7 @@ def generate(
     sampling = SamplingOptions(
         max_tokens, temperature, top_k, top_p, seed, tuple(stop or ()), ignore_eos
     )
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = _read_stdin() if prompt == "-" else prompt
     router = address or fleet_record.find(name).router.address
 
     async def ask() -> Outcome:
@@ -108,6 +139,9 @@ def chat(
     if message:
         asyncio.run(answer(message))
         return
+    if isinstance(sys.stdin, TextIOWrapper):
+        # What is no UTF-8 shows in the question rather than ending the conversation.
+        sys.stdin.reconfigure(encoding="utf-8", errors="replace")
     while True:
         try:
             question = console.input("[bold]> [/]").strip()
@@ -120,6 +154,13 @@ def chat(
                 # The conversation goes on without the question that failed.
                 turns.pop()
                 console.print(f"error: {error}", style="red", markup=False)
+
+
+def _read_stdin() -> str:
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise CliError(f"the prompt on stdin is not UTF-8 at byte {error.start}") from error
 
 
 async def _print_stream(ask: Ask, *, quiet: bool) -> Outcome:

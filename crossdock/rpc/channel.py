@@ -7,6 +7,13 @@ import grpc
 from crossdock.rpc import limits
 
 
+def is_address(text: str) -> bool:
+    """Whether it is host:port. gRPC itself takes the port modulo 65,536."""
+    host, _, port = text.rpartition(":")
+    digits = port.isascii() and port.isdecimal() and len(port) <= 5
+    return bool(host) and digits and 0 < int(port) < 65_536
+
+
 def open_channel(address: str) -> grpc.aio.Channel:
     """An insecure channel to `host:port`. Connects lazily; close it when done.
 

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field, field_validator
 from pydantic_settings import NoDecode
 
+from crossdock.rpc.channel import is_address
 from crossdock.rpc.settings import ServiceSettings
 
 
@@ -58,7 +59,6 @@ class RouterSettings(ServiceSettings):
     @classmethod
     def _check_addresses(cls, value: list[str]) -> list[str]:
         for address in value:
-            host, _, port = address.rpartition(":")
-            if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
+            if not is_address(address):
                 raise ValueError(f"{address!r} is not host:port")
         return value
