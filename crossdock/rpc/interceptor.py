@@ -1,4 +1,4 @@
-"""The one server interceptor: domain errors become statuses, and calls pass the gate.
+"""The one server interceptor: calls pass the gate, requests are parsed, errors become statuses.
 
 Only CrossdockError carries its message outside. Anything else is a bug: it is logged with its
 traceback and leaves as INTERNAL without a detail of the inside.
@@ -17,7 +17,7 @@ import structlog
 
 from crossdock.errors import CrossdockError, internal
 from crossdock.rpc.gate import CallGate
-from crossdock.rpc.malformed import Malformed
+from crossdock.rpc.malformed import parse
 from crossdock.rpc.status import abort
 
 _log = structlog.get_logger("crossdock.rpc")
@@ -44,46 +44,42 @@ class ServiceInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         if handler is None:
             return handler  # UNIMPLEMENTED, answered by gRPC
         method = handler_call_details.method
+        make: Any
         if handler.unary_unary is not None:
-            return grpc.unary_unary_rpc_method_handler(
-                self._unary(handler.unary_unary, method),
-                handler.request_deserializer,
-                handler.response_serializer,
-            )
-        if handler.unary_stream is not None:
-            return grpc.unary_stream_rpc_method_handler(
-                self._stream(handler.unary_stream, method),
-                handler.request_deserializer,
-                handler.response_serializer,
-            )
-        return handler
+            make, call = grpc.unary_unary_rpc_method_handler, self._unary(handler, method)
+        elif handler.unary_stream is not None:
+            make, call = grpc.unary_stream_rpc_method_handler, self._stream(handler, method)
+        else:
+            return handler
+        return make(call, _as_it_came, handler.response_serializer)
 
     def _admit(self, method: str) -> AbstractContextManager[None]:
         ungated = method in self._ungated or method.startswith("/grpc.")
         return nullcontext() if ungated else self._gate.admit()
 
-    def _unary(self, inner: Any, method: str) -> Any:
-        async def call(request: Any, context: Any) -> Any:
+    def _unary(self, handler: Any, method: str) -> Any:
+        async def call(raw: bytes, context: Any) -> Any:
             try:
                 with self._admit(method):
-                    _check_parsed(request)
-                    return await inner(request, context)
+                    request = parse(raw, handler.request_deserializer, method)
+                    return await handler.unary_unary(request, context)
             except Exception as error:  # noqa: BLE001 - the boundary: logged and translated
                 await _fail(error, method, context)
 
         return call
 
-    def _stream(self, inner: Any, method: str) -> Any:
+    def _stream(self, handler: Any, method: str) -> Any:
         # A coroutine with aclosing, not a generator: when the caller goes away while a message is
         # being written, the servicer's generator is closed at once and not at garbage collection.
-        async def call(request: Any, context: Any) -> None:
+        async def call(raw: bytes, context: Any) -> None:
             try:
                 with self._admit(method):
-                    _check_parsed(request)
-                    if not inspect.isasyncgenfunction(inner):
-                        await inner(request, context)
+                    request = parse(raw, handler.request_deserializer, method)
+                    responses = handler.unary_stream(request, context)
+                    if not inspect.isasyncgen(responses):
+                        await responses  # it writes to the context itself
                         return
-                    async with aclosing(inner(request, context)) as responses:
+                    async with aclosing(responses):
                         async for response in responses:
                             await context.write(response)
             except Exception as error:  # noqa: BLE001 - the boundary: logged and translated
@@ -92,9 +88,8 @@ class ServiceInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return call
 
 
-def _check_parsed(request: Any) -> None:
-    if isinstance(request, Malformed):
-        raise request.error
+def _as_it_came(raw: bytes) -> bytes:
+    return raw
 
 
 async def _fail(error: Exception, method: str, context: Any) -> None:

@@ -1,17 +1,15 @@
 """Requests that protobuf cannot parse become INVALID_ARGUMENT with the field's name.
 
-gRPC would answer INTERNAL, as if the fault were ours. The interceptor raises what is found here.
-The usual cause is a string that is not UTF-8: protobuf rejects the whole message and does not say
+gRPC would answer INTERNAL, as if the fault were ours, so the interceptor parses in its place. The
+usual cause is a string that is not UTF-8: protobuf rejects the whole message and does not say
 which field it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
-import grpc
 from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.empty_pb2 import Empty
@@ -23,57 +21,14 @@ from crossdock.errors import CrossdockError, invalid_argument
 _LENGTH_DELIMITED = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Malformed:
-    """Stands in for a request that could not be parsed."""
-
-    error: CrossdockError
-
-
-class TolerantRegistration:
-    """Takes the place of a server when generated code registers a service on it.
-
-    The handlers reach the server with deserializers that answer Malformed instead of raising.
-    """
-
-    def __init__(self, server: grpc.aio.Server) -> None:
-        self._server = server
-
-    def add_generic_rpc_handlers(self, handlers: Any) -> None:
-        """Called by generated code; the same handlers come by name, too."""
-
-    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
-        """Called by generated code."""
+def parse(raw: bytes, deserialize: Callable[[bytes], Any], method: str) -> Any:
+    """The request of a call of `method` ("/package.Service/Method"). Raises INVALID_ARGUMENT."""
+    try:
+        return deserialize(raw)
+    except DecodeError:
+        service, _, name = method.removeprefix("/").partition("/")
         methods = descriptor_pool.Default().FindServiceByName(service).methods_by_name
-        tolerant = {
-            name: _with_deserializer(
-                handler, _tolerant(handler.request_deserializer, methods[name].input_type)
-            )
-            for name, handler in handlers.items()
-        }
-        generic = grpc.method_handlers_generic_handler(service, tolerant)
-        self._server.add_generic_rpc_handlers((generic,))
-
-
-def _with_deserializer(handler: Any, deserializer: Callable[[bytes], Any]) -> Any:
-    if handler.unary_stream is not None:
-        return grpc.unary_stream_rpc_method_handler(
-            handler.unary_stream, deserializer, handler.response_serializer
-        )
-    assert handler.unary_unary is not None
-    return grpc.unary_unary_rpc_method_handler(
-        handler.unary_unary, deserializer, handler.response_serializer
-    )
-
-
-def _tolerant(parse: Callable[[bytes], Any], descriptor: Descriptor) -> Callable[[bytes], Any]:
-    def deserialize(raw: bytes) -> Any:
-        try:
-            return parse(raw)
-        except DecodeError:
-            return Malformed(explain(raw, descriptor))
-
-    return deserialize
+        raise explain(raw, methods[name].input_type) from None
 
 
 def explain(raw: bytes, descriptor: Descriptor) -> CrossdockError:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import cast
 
 import grpc
+import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
@@ -14,8 +14,9 @@ from crossdock.errors import Code, CrossdockError, Reason
 from crossdock.rpc import limits
 from crossdock.rpc.gate import CallGate
 from crossdock.rpc.interceptor import ServiceInterceptor
-from crossdock.rpc.malformed import TolerantRegistration
 from crossdock.rpc.surroundings import REAL, Surroundings
+
+_log = structlog.get_logger("crossdock.rpc")
 
 # What the process still allows running calls after the drain's own bound, in seconds: enough for
 # a status to reach its caller.
@@ -55,8 +56,7 @@ class RpcServer:
 
     def add(self, name: str, register: Callable[[grpc.aio.Server], None]) -> None:
         """Registers a service under its full name ("crossdock.api.v1.Decode")."""
-        # Generated code asks of a server only what this has.
-        register(cast(grpc.aio.Server, TolerantRegistration(self._server)))
+        register(self._server)
         self._names.append(name)
 
     async def start(self, host: str, port: int) -> int:
@@ -103,7 +103,11 @@ class RpcServer:
         """NOT_SERVING, no new calls, running ones finish; then stops. Whether all finished."""
         self.gate.close()
         await self._publish()
+        if self.gate.num_running:
+            _log.info("draining", calls=self.gate.num_running)
         finished = await self.gate.wait_idle(timeout_s)
+        if not finished:
+            _log.warning("drain_cut_short", calls=self.gate.num_running)
         await self.stop()
         return finished
 

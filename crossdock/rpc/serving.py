@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from prometheus_client.registry import Collector
@@ -28,11 +28,11 @@ Settings = TypeVar("Settings", bound=ServiceSettings)
 class Service(Protocol):
     """What `run_service` drives."""
 
-    async def start(self) -> str:
-        """Serves; returns its address, `host:port`."""
+    async def start(self) -> Mapping[str, str]:
+        """Serves; returns its addresses, `host:port` each, by their names in the ready line."""
 
     async def drain(self) -> None:
-        """Ends gracefully, within the bound of its settings."""
+        """Ends gracefully, within the bound of its settings, whether or not it has started."""
 
     def collectors(self) -> Iterable[Collector]:
         """What its metrics are read from, from before its start to after its drain."""
@@ -57,9 +57,16 @@ def _one_line(error: ValidationError | SettingsError) -> str:
 
 
 def run_service(
-    role: str, settings: Settings, build: Callable[[Settings, str], Awaitable[Service]]
+    role: str,
+    kind: type[Settings],
+    build: Callable[[Settings, str], Service],
+    arguments: Sequence[str],
 ) -> int:
-    """Builds, starts, announces, waits for SIGTERM or SIGINT, drains. Returns the exit code."""
+    """Builds, starts, announces, waits for SIGTERM or SIGINT, drains. Returns the exit code.
+
+    `build` is called on the event loop, with the settings and the instance's name.
+    """
+    settings = parse_settings(kind, f"crossdock-{role}", arguments)
     instance_id = settings.instance_name(role)
     configure_logging(settings.log_level, role=role, instance_id=instance_id)
     try:
@@ -74,13 +81,13 @@ async def _run(
     role: str,
     instance_id: str,
     settings: Settings,
-    build: Callable[[Settings, str], Awaitable[Service]],
+    build: Callable[[Settings, str], Service],
 ) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    service = await build(settings, instance_id)
+    service = build(settings, instance_id)
     metrics = MetricsServer(service.collectors())
     try:
         metrics_address = await metrics.start(settings.host, settings.metrics_port)
@@ -88,17 +95,17 @@ async def _run(
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait({start, stopped}, return_when=asyncio.FIRST_COMPLETED)
         if start.done():
-            addresses = {"address": start.result(), "metrics_address": metrics_address}
-            announce(role, instance_id, addresses)
+            _announce(role, instance_id, {**start.result(), "metrics_address": metrics_address})
             await stopped
         else:
             start.cancel()
+            await asyncio.wait({start})
     finally:
         await service.drain()
         await metrics.close()
 
 
-def announce(role: str, instance_id: str, addresses: Mapping[str, str]) -> None:
+def _announce(role: str, instance_id: str, addresses: Mapping[str, str]) -> None:
     """The one line on stdout: whoever started the process waits for it."""
     line = {
         "event": "ready",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from prometheus_client.registry import Collector
 
 from crossdock.rpc.native_import import requires_native
-from crossdock.rpc.serving import parse_settings, run_service
+from crossdock.rpc.serving import run_service
 
 with requires_native("decode"):
     from crossdock.engine.front import Front
@@ -33,8 +33,8 @@ class DecodeService:
         servicer = DecodeServicer(self._front, Generation(self._front, self._sources))
         self._front.server.add(NAME, register(servicer))
 
-    async def start(self) -> str:
-        return await self._front.start(self._settings.host, self._settings.port)
+    async def start(self) -> Mapping[str, str]:
+        return {"address": await self._front.start(self._settings.host, self._settings.port)}
 
     def collectors(self) -> Iterable[Collector]:
         return collectors_of(self._front)
@@ -45,14 +45,5 @@ class DecodeService:
         await self._front.supervisor.stop()
 
 
-async def build(settings: DecodeSettings, instance_id: str) -> DecodeService:
-    return DecodeService(settings, instance_id)
-
-
-def main() -> int:
-    settings = parse_settings(DecodeSettings, "crossdock-decode", sys.argv[1:])
-    return run_service("decode", settings, build)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_service("decode", DecodeSettings, DecodeService, sys.argv[1:]))

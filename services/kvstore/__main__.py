@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import structlog
 from prometheus_client.registry import Collector
@@ -14,7 +14,7 @@ from crossdock.fabric.choice import choose_rdma
 from crossdock.fabric.counters import FabricCollector
 from crossdock.rpc.native_import import requires_native
 from crossdock.rpc.server import RpcServer
-from crossdock.rpc.serving import parse_settings, run_service
+from crossdock.rpc.serving import run_service
 from services.kvstore.config import KvStoreSettings
 
 with requires_native("kvstore"):
@@ -42,11 +42,11 @@ class KvStoreService:
         )
         self._server.add(NAME, register(KvStoreServicer(self._store)))
 
-    async def start(self) -> str:
+    async def start(self) -> Mapping[str, str]:
         host = self._settings.host
         port = await self._server.start(host, self._settings.port)
         await self._server.set_serving(True)
-        return f"{host}:{port}"
+        return {"address": f"{host}:{port}"}
 
     def collectors(self) -> Iterable[Collector]:
         return [InstanceCollector(lambda: status_of(self._store)), FabricCollector()]
@@ -75,14 +75,5 @@ def _segment(settings: KvStoreSettings, memory_bytes: int, epoch: int) -> native
     return segment
 
 
-async def build(settings: KvStoreSettings, instance_id: str) -> KvStoreService:
-    return KvStoreService(settings, instance_id)
-
-
-def main() -> int:
-    settings = parse_settings(KvStoreSettings, "crossdock-kvstore", sys.argv[1:])
-    return run_service("kvstore", settings, build)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_service("kvstore", KvStoreSettings, KvStoreService, sys.argv[1:]))

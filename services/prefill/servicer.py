@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -35,13 +34,10 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServicer):
         result = await self._prefilling.run(request_of(request), target)
         return _response_of(result, wants_digests=request.return_logit_digests)
 
-    async def Connect(
+    def Connect(
         self, request: kv_pb2.ConnectRequest, context: Any
     ) -> AsyncGenerator[kv_pb2.ConnectResponse, None]:
-        engine = self._front.supervisor.current()
-        async with aclosing(serve_pair(engine, self._front.instance_id, request)) as responses:
-            async for response in responses:
-                yield response
+        return serve_pair(self._front.supervisor.current(), self._front.instance_id, request)
 
     async def GetStatus(
         self, request: kv_pb2.InstanceRequest, context: Any

@@ -56,6 +56,10 @@ class Fleet:
         self._members += [_Member(Role.DECODE, address) for address in dict.fromkeys(decode)]
         self._has_prefill_role = bool(prefill)
 
+    def instances(self) -> list[tuple[Role, str]]:
+        """The role and the address of each."""
+        return [(member.role, member.address) for member in self._members]
+
     def record_report(self, role: Role, address: str, report: InstanceReport) -> None:
         """A good report: clears what we held against the instance."""
         member = self._member(role, address)

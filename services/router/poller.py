@@ -7,7 +7,8 @@ an instance that changes then shows it by refusing the next request's epoch, whi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -41,13 +42,12 @@ class Poller:
         self._news = asyncio.Event()
         self._wake = asyncio.Event()
 
-    async def start(self, prefill: Sequence[str], decode: Sequence[str]) -> None:
+    async def start(self) -> None:
         """Starts asking; returns once each instance answered or failed to, for the first time."""
-        members = [(Role.PREFILL, address) for address in dict.fromkeys(prefill)]
-        members += [(Role.DECODE, address) for address in dict.fromkeys(decode)]
-        await asyncio.gather(*(self._ask(role, address) for role, address in members))
+        instances = self._fleet.instances()
+        await asyncio.gather(*(self._ask(role, address) for role, address in instances))
         self._tasks = [
-            asyncio.create_task(self._ask_forever(role, address)) for role, address in members
+            asyncio.create_task(self._ask_forever(role, address)) for role, address in instances
         ]
 
     async def stop(self) -> None:
@@ -62,10 +62,7 @@ class Poller:
         """See retry.Reports. Also ends a quiet interval: someone wants to know."""
         news = self._news
         self._wake.set()
-        try:
-            await asyncio.wait_for(news.wait(), timeout_s)
-        except TimeoutError:
-            return
+        await _wait(news, timeout_s)
 
     async def _ask_forever(self, role: Role, address: str) -> None:
         while True:
@@ -77,10 +74,7 @@ class Poller:
     async def _rest(self) -> None:
         """The longer interval of a quiet fleet; ends early when someone waits for news."""
         self._wake.clear()
-        try:
-            await asyncio.wait_for(self._wake.wait(), IDLE_INTERVAL_S - BUSY_INTERVAL_S)
-        except TimeoutError:
-            return
+        await _wait(self._wake, IDLE_INTERVAL_S - BUSY_INTERVAL_S)
 
     async def _ask(self, role: Role, address: str) -> None:
         try:
@@ -99,3 +93,10 @@ class Poller:
                 _log.error("wrong_role", address=address, expected=role.value, actual=report.role)
         self._news.set()
         self._news = asyncio.Event()
+
+
+async def _wait(event: asyncio.Event, timeout_s: float) -> None:
+    # Not wait_for: before Python 3.12 it may swallow a cancellation.
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()

@@ -1,9 +1,10 @@
 """The gRPC surface. Translation only: proto to domain call, domain event to proto."""
 
+# ruff: noqa: N802, ARG002 - the names and parameters are those of the service.
+
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, Final
 
 import grpc
@@ -13,13 +14,10 @@ from crossdock.api.v1 import inference_pb2, inference_pb2_grpc
 from services.router import translation, validation
 from services.router.generation import Inference, InferenceCall
 
-SERVICE_NAME: Final = "crossdock.api.v1.Inference"
+NAME: Final = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 
 # A drain neither refuses these nor waits for them: whoever waits for a stream may still abort it.
-UNGATED_METHODS: Final = (f"/{SERVICE_NAME}/Abort", f"/{SERVICE_NAME}/ListModels")
-
-# Unary and streaming contexts; grpc's stubs give them parameters that only they use.
-_Context = Any
+UNGATED: Final = (f"/{NAME}/Abort", f"/{NAME}/ListModels")
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
@@ -28,31 +26,21 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     def __init__(self, inference: Inference) -> None:
         self._inference = inference
 
-    async def Generate(  # noqa: N802 -- named by the proto
-        self, request: inference_pb2.GenerateRequest, context: _Context
-    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        """Streams the continuation of a prompt."""
+    def Generate(
+        self, request: inference_pb2.GenerateRequest, context: Any
+    ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
         _check(request)
-        call = translation.to_generate_call(request, context.time_remaining())
-        async with aclosing(self._stream(call)) as responses:
-            async for response in responses:
-                yield response
+        return self._stream(translation.to_generate_call(request, context.time_remaining()))
 
-    async def Chat(  # noqa: N802
-        self, request: inference_pb2.ChatRequest, context: _Context
-    ) -> AsyncIterator[inference_pb2.GenerateResponse]:
-        """Streams the answer to chat messages."""
+    def Chat(
+        self, request: inference_pb2.ChatRequest, context: Any
+    ) -> AsyncGenerator[inference_pb2.GenerateResponse, None]:
         _check(request)
-        call = translation.to_chat_call(request, context.time_remaining())
-        async with aclosing(self._stream(call)) as responses:
-            async for response in responses:
-                yield response
+        return self._stream(translation.to_chat_call(request, context.time_remaining()))
 
-    async def Tokenize(  # noqa: N802
-        self, request: inference_pb2.TokenizeRequest, context: _Context
+    async def Tokenize(
+        self, request: inference_pb2.TokenizeRequest, context: Any
     ) -> inference_pb2.TokenizeResponse:
-        """Text to token ids."""
-        del context
         _check(request)
         validation.check_model(request.model, self._inference.model)
         validation.check_text_bytes(request.text, validation.TOKENIZE_BYTES_MAX, "text")
@@ -61,11 +49,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         )
         return inference_pb2.TokenizeResponse(token_ids=token_ids)
 
-    async def Detokenize(  # noqa: N802
-        self, request: inference_pb2.DetokenizeRequest, context: _Context
+    async def Detokenize(
+        self, request: inference_pb2.DetokenizeRequest, context: Any
     ) -> inference_pb2.DetokenizeResponse:
-        """Token ids to text."""
-        del context
         _check(request)
         validation.check_model(request.model, self._inference.model)
         token_ids = tuple(request.token_ids)
@@ -74,11 +60,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             text=await self._inference.prompter.decode(token_ids)
         )
 
-    async def ListModels(  # noqa: N802
-        self, request: inference_pb2.ListModelsRequest, context: _Context
+    async def ListModels(
+        self, request: inference_pb2.ListModelsRequest, context: Any
     ) -> inference_pb2.ListModelsResponse:
-        """The one model of the fleet."""
-        del context
         _check(request)
         limits = self._inference.limits()
         model = inference_pb2.Model(
@@ -88,11 +72,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         )
         return inference_pb2.ListModelsResponse(models=[model])
 
-    async def Abort(  # noqa: N802
-        self, request: inference_pb2.AbortRequest, context: _Context
+    async def Abort(
+        self, request: inference_pb2.AbortRequest, context: Any
     ) -> inference_pb2.AbortResponse:
-        """Ends a live request."""
-        del context
         _check(request)
         validation.check_request_id(request.request_id)
         self._inference.live.abort(request.request_id)
@@ -109,9 +91,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 yield translation.from_delta(generation.request_id, delta)
 
 
-def register(servicer: InferenceServicer, server: grpc.aio.Server) -> None:
-    """Adds the service to a server."""
-    inference_pb2_grpc.add_InferenceServicer_to_server(servicer, server)
+def register(servicer: InferenceServicer) -> Callable[[grpc.aio.Server], None]:
+    """Adds the servicer to a server."""
+    return lambda server: inference_pb2_grpc.add_InferenceServicer_to_server(servicer, server)
 
 
 def _check(request: Message) -> None:

@@ -35,7 +35,9 @@ from services.router.metrics import RouterMetrics
 from services.router.poller import Poller
 from services.router.prompting import Prompter
 from services.router.retry import Retry, RetryBounds
-from services.router.servicer import SERVICE_NAME, UNGATED_METHODS, InferenceServicer
+from services.router.servicer import NAME as ROUTER_NAME
+from services.router.servicer import UNGATED as ROUTER_UNGATED
+from services.router.servicer import InferenceServicer
 from services.router.servicer import register as register_router
 from services.router.worker_client import GrpcWorkers
 from tests.sim.engines import Engines, Pace, SimLauncher
@@ -217,12 +219,10 @@ class RouterService(Service):
         inference = Inference(
             _MODEL, Prompter(_tokenizer(), None), self.fleet, retry, live, metrics
         )
-        self._grpc = RpcServer(self.instance_id, ungated=UNGATED_METHODS, surroundings=surroundings)
-        self._grpc.add(
-            SERVICE_NAME, lambda server: register_router(InferenceServicer(inference), server)
-        )
+        self._grpc = RpcServer(self.instance_id, ungated=ROUTER_UNGATED, surroundings=surroundings)
+        self._grpc.add(ROUTER_NAME, register_router(InferenceServicer(inference)))
         await self._grpc.start(self.host, self.port)
-        await self._poller.start(self._prefill, self._decode)
+        await self._poller.start()
         await self._grpc.set_serving(True)
 
     async def _drain(self) -> None:

@@ -97,18 +97,18 @@ async def make_world(model_directory: Path) -> AsyncIterator[Callable[..., Any]]
             "router-under-test",
             report_interval_s=0.1,
         )
-        address, http_address = await router.start()
-        channel = open_channel(address)
+        addresses = await router.start()
+        channel = open_channel(addresses["address"])
         world = World(
             router=router,
             fabric=fabric,
             prefill=prefill,
             decode=decode,
             stub=inference_pb2_grpc.InferenceStub(channel),
-            http=httpx.AsyncClient(base_url=f"http://{http_address}", timeout=WAIT_S),
+            http=httpx.AsyncClient(base_url=f"http://{addresses['http_address']}", timeout=WAIT_S),
             channel=channel,
-            address=address,
-            http_address=http_address,
+            address=addresses["address"],
+            http_address=addresses["http_address"],
         )
         worlds.append(world)
         return world
@@ -117,7 +117,7 @@ async def make_world(model_directory: Path) -> AsyncIterator[Callable[..., Any]]
     for world in worlds:
         await world.http.aclose()
         await world.channel.close(None)
-        await world.router.close()
+        await world.router.drain()
         for fake in world.fakes:
             await fake.instance.kill()
 

@@ -17,29 +17,25 @@ from crossdock.rpc.settings import ServiceSettings
 SERVICE = """
 import asyncio, sys
 from crossdock.errors import unreachable
-from crossdock.rpc.serving import parse_settings, run_service
+from crossdock.rpc.serving import run_service
 from crossdock.rpc.settings import ServiceSettings
 
 class Echo:
     def __init__(self, settings, instance_id):
         self.settings = settings
+        print("built", file=sys.stderr, flush=True)
     async def start(self):
         if self.settings.port == 1:
             raise unreachable("no such\\nthing")
         if self.settings.port == 2:
             await asyncio.Event().wait()
-        return f"{self.settings.host}:7"
+        return {"address": f"{self.settings.host}:7"}
     def collectors(self):
         return []
     async def drain(self):
         print("drained", self.settings.drain_timeout, file=sys.stderr)
 
-async def build(settings, instance_id):
-    return Echo(settings, instance_id)
-
-settings = parse_settings(ServiceSettings, "echo", sys.argv[1:])
-print("parsed", file=sys.stderr, flush=True)
-sys.exit(run_service("echo", settings, build))
+sys.exit(run_service("echo", ServiceSettings, Echo, sys.argv[1:]))
 """
 
 
@@ -98,7 +94,7 @@ def test_a_start_that_fails_leaves_one_clear_line_last(program: Path) -> None:
 def test_a_signal_during_the_start_ends_it(program: Path) -> None:
     child = _start(program, "--port", "2")
     assert child.stderr is not None
-    while child.stderr.readline() != "parsed\n":
+    while child.stderr.readline() != "built\n":
         pass
     while child.poll() is None:
         child.send_signal(signal.SIGTERM)
