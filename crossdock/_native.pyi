@@ -244,10 +244,9 @@ _PeerEvent = PeerConnected | PeerDown
 Event = Ready | StartFailed | _SequenceEvent | _StoreEvent | _PeerEvent | StatusReport
 
 class EngineLink:
-    """The front's end of the two rings. Used by one thread. The engine inherits the three fds."""
+    """The front's end of the rings. One thread's. The engine inherits the fds. Or StatusError."""
 
-    def __init__(self, ring_bytes: int = 4 << 20) -> None:
-        """Raises StatusError where the system has no memory or descriptors for it."""
+    def __init__(self, ring_bytes: int = 4 << 20) -> None: ...
     memory_fd: int
     to_engine_fd: int
     """Eventfd that wakes the engine."""

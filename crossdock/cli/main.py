@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Final
 
@@ -17,6 +16,8 @@ from crossdock.models import ModelError
 
 # As a shell reports a program that Ctrl-C ended.
 INTERRUPTED_EXIT_CODE: Final = 130
+# Of a text that is at fault.
+_SHOWN_CHARACTERS: Final = 64
 
 app = typer.Typer(
     help="LLM serving with prefill and decode as separate services.",
@@ -55,7 +56,6 @@ def _options(
 def run() -> None:
     """Runs the command line. What the user can act on is one line on stderr, never a traceback."""
     try:
-        _check_arguments(sys.argv[1:])
         app()
     except (CliError, ModelError, CrossdockError) as error:
         _print_error(str(error))
@@ -66,19 +66,14 @@ def run() -> None:
         # The reader of our output has gone, as with `| head`.
         sys.stderr.close()
         sys.exit(1)
+    except UnicodeEncodeError as error:
+        # Python lets bytes of an argument that are no UTF-8 through as lone surrogates.
+        _print_error(f"not UTF-8: {str(error.object)[:_SHOWN_CHARACTERS]!a}")
+        sys.exit(1)
     except OSError as error:
         # A disk that is full or may not be written, a file that may not be read.
         _print_error(str(error))
         sys.exit(1)
-
-
-def _check_arguments(arguments: Sequence[str]) -> None:
-    """What comes in is sent on as text; Python lets other bytes through as lone surrogates."""
-    for number, argument in enumerate(arguments, start=1):
-        try:
-            argument.encode()
-        except UnicodeEncodeError:
-            raise CliError(f"argument {number} is not UTF-8: {argument!a}") from None
 
 
 def _print_error(text: str) -> None:

@@ -80,7 +80,7 @@ def test_a_bad_flag_is_a_usage_error(tmp_path: Path, command: str, flag: str, va
 def test_an_argument_that_is_no_text_is_named(tmp_path: Path, command: str) -> None:
     ended = _run(tmp_path, command, os.fsdecode(b"caf\xe9"), "--address", "127.0.0.1:1")
     assert ended.returncode == 1
-    assert ended.stderr == "error: argument 2 is not UTF-8: 'caf\\udce9'\n"
+    assert ended.stderr == "error: not UTF-8: 'caf\\udce9'\n"
 
 
 def test_a_prompt_on_stdin_that_is_no_text_is_named(tmp_path: Path) -> None:
