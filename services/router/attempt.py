@@ -15,7 +15,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from crossdock.errors import CrossdockError, internal
 from services.router.merge import TokenMerge
@@ -25,6 +25,7 @@ from services.router.worker import (
     DecodeUpdate,
     EngineFinish,
     PrefillReply,
+    PromptWork,
     Role,
     Token,
     Workers,
@@ -36,6 +37,7 @@ REPLY_WAIT_S: Final = 0.5
 
 # Takes new tokens in order; True ends the attempt, and later tokens are not wanted.
 Sink = Callable[[Sequence[Token]], bool]
+_Call: TypeAlias = "asyncio.Task[DecodeUpdate | PrefillReply | CrossdockError | None]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +45,7 @@ class Finished:
     """The engine ended the sequence, or the sink stopped it (`finish` is None then)."""
 
     finish: EngineFinish | None
-    last: DecodeUpdate | None
-    reply: PrefillReply | None
+    work: PromptWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +71,9 @@ class Attempt:
 
     async def run(self, sink: Sink, on_prefill_end: Callable[[], None]) -> Finished | Failed:
         """The attempt's end. A cancellation is passed on once both calls are over."""
-        decode = asyncio.create_task(self._read_decode(sink))
-        calls: list[asyncio.Task[DecodeUpdate | PrefillReply | CrossdockError | None]] = [decode]
-        prefill = None
+        decode: _Call = asyncio.create_task(self._read_decode(sink))
+        calls = [decode]
+        prefill: _Call | None = None
         if self._order.prefill is not None:
             prefill = asyncio.create_task(self._call_prefill(sink))
             prefill.add_done_callback(lambda _: on_prefill_end())
@@ -83,19 +84,15 @@ class Attempt:
                 return failed
             # The lease ends first; the reply then only brings the timings.
             await _end([decode])
-            last = decode.result() if not decode.cancelled() else None
-            reply = await self._await_reply(prefill)
-            update = last if isinstance(last, DecodeUpdate) else None
-            finish = None if self._stopped or update is None else update.finish
-            return Finished(finish, update, reply)
+            last = None if decode.cancelled() else decode.result()
+            update = last if isinstance(last, DecodeUpdate) else DecodeUpdate(())
+            reply = await _await_reply(prefill)
+            finish = None if self._stopped else update.finish
+            return Finished(finish, reply.work if reply is not None else update.work)
         finally:
             await _end(calls)
 
-    async def _settle(
-        self,
-        decode: asyncio.Task[DecodeUpdate | PrefillReply | CrossdockError | None],
-        prefill: asyncio.Task[DecodeUpdate | PrefillReply | CrossdockError | None] | None,
-    ) -> Failed | None:
+    async def _settle(self, decode: _Call, prefill: _Call | None) -> Failed | None:
         """Waits until the attempt is decided. None: it went well."""
         doubt: Failed | None = None
         pending = {decode} if prefill is None else {decode, prefill}
@@ -152,19 +149,16 @@ class Attempt:
         if fresh and sink(fresh):
             self._stopped = True
 
-    async def _await_reply(
-        self, prefill: asyncio.Task[DecodeUpdate | PrefillReply | CrossdockError | None] | None
-    ) -> PrefillReply | None:
-        if prefill is None:
-            return None
-        await asyncio.wait({prefill}, timeout=REPLY_WAIT_S)
-        result = prefill.result() if prefill.done() else None
-        return result if isinstance(result, PrefillReply) else None
+
+async def _await_reply(prefill: _Call | None) -> PrefillReply | None:
+    if prefill is None:
+        return None
+    await asyncio.wait({prefill}, timeout=REPLY_WAIT_S)
+    result = prefill.result() if prefill.done() else None
+    return result if isinstance(result, PrefillReply) else None
 
 
-async def _end(
-    calls: Sequence[asyncio.Task[DecodeUpdate | PrefillReply | CrossdockError | None]],
-) -> None:
+async def _end(calls: Sequence[_Call]) -> None:
     """Cancels what still runs and waits until it is over; a bug inside a call is raised here."""
     for call in calls:
         call.cancel()

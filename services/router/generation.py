@@ -37,7 +37,7 @@ from services.router.request import RequestLife, RequestState
 from services.router.retry import Completion, Job, Retry, worker_request_id
 from services.router.sampling import SamplingRequest, StopRules
 from services.router.validation import Limits
-from services.router.worker import EngineFinish, Token
+from services.router.worker import EngineFinish, PromptWork, Token
 
 _log = structlog.get_logger("router.request")
 
@@ -92,7 +92,6 @@ class Generation:
         self._running = False
         self._aborted = False
         self._num_attempts = 0
-        self._accepted_s = _now()
         self._ending: Ending | None = None
         # Of a task that never took its first step: its caller went away.
         self._outcome = _outcome(cancelled("the caller went away"))
@@ -110,7 +109,7 @@ class Generation:
             num_tokens=self._life.num_tokens,
             ttft_s=self._life.ttft_ms() / 1e3,
             tpot_s=self._life.tpot_ms() / 1e3,
-            duration_s=_now() - self._accepted_s,
+            duration_s=_now() - self._life.accepted_s,
             ending=self._ending,
         )
 
@@ -207,13 +206,15 @@ class Generation:
             # The end of the last character completed a stop string.
             reason = FinishReason.STOP
         self._outcome = reason.value
+        work = completion.work if completion is not None else PromptWork()
         self._ending = Ending(
             reason=reason,
             matched_stop=self._assembler.matched_stop or "",
             usage=Usage(
                 prompt_tokens=self.num_prompt_tokens,
                 completion_tokens=self._life.num_tokens,
-                cached_prompt_tokens=_cached_tokens(completion, self.num_prompt_tokens),
+                # A replay's prompt is longer than the caller's.
+                cached_prompt_tokens=min(work.cached_prompt_tokens, self.num_prompt_tokens),
             ),
             timings=self._timings(completion),
         )
@@ -223,21 +224,15 @@ class Generation:
         ttft_ms, tpot_ms = self._life.ttft_ms(), self._life.tpot_ms()
         if completion is None:
             return Timings(ttft_ms=ttft_ms, tpot_ms=tpot_ms, num_attempts=self._num_attempts)
-        placement, reply, last = completion.placement, completion.reply, completion.last
-        local = placement.prefill is None
+        prefill, decode = completion.placement.prefill, completion.placement.decode
         return Timings(
-            queue_ms=reply.queue_ms if reply else last.queue_ms if last else 0.0,
-            prefill_ms=reply.prefill_ms if reply else last.prefill_ms if last else 0.0,
-            handoff_ms=reply.handoff_ms if reply else 0.0,
+            work=completion.work,
+            transport=completion.work.transport if prefill is not None else "local",
             ttft_ms=ttft_ms,
             tpot_ms=tpot_ms,
-            handoff_bytes=reply.handoff_bytes if reply else 0,
-            handoff_transfers=reply.handoff_transfers if reply else 0,
-            handoff_transfer_ms=reply.handoff_transfer_ms if reply else 0.0,
-            transport="local" if local else reply.transport if reply else "",
-            num_attempts=completion.num_attempts,
-            prefill_instance=placement.prefill.instance_id if placement.prefill else "",
-            decode_instance=placement.decode.instance_id,
+            num_attempts=self._num_attempts,
+            prefill_instance=prefill.instance_id if prefill is not None else "",
+            decode_instance=decode.instance_id,
         )
 
 
@@ -318,14 +313,6 @@ class Inference:
             StopMatcher(rules.strings, include_stop_str_in_output=rules.include_in_output),
             job.stop_ids,
         )
-
-
-def _cached_tokens(completion: Completion | None, num_prompt_tokens: int) -> int:
-    """A replay's prompt is longer than the caller's, so its count is cut to that."""
-    if completion is None:
-        return 0
-    source = completion.reply or completion.last
-    return min(source.cached_prompt_tokens, num_prompt_tokens) if source else 0
 
 
 def _outcome(error: CrossdockError) -> str:

@@ -76,8 +76,9 @@ class RouterMetrics(Collector):
             self._per_token_s.observe(account.tpot_s)
         if account.ending is not None:
             self._cached_tokens.inc(account.ending.usage.cached_prompt_tokens)
-            if account.ending.timings.handoff_transfers > 0:
-                self._handoff_s.observe(account.ending.timings.handoff_ms / 1e3)
+            work = account.ending.timings.work
+            if work.handoff_transfers > 0:
+                self._handoff_s.observe(work.handoff_ms / 1e3)
 
     def attempt_started(self, after: Kind | None) -> None:
         """`after`: how the attempt before it failed."""

@@ -14,7 +14,7 @@ from enum import Enum
 
 from crossdock.errors import CrossdockError
 from crossdock.tokenization import Detokenizer, StopMatcher
-from services.router.worker import Token
+from services.router.worker import PromptWork, Token
 
 
 class FinishReason(Enum):
@@ -38,15 +38,10 @@ class Usage:
 class Timings:
     """Where the time of a request went; units are in the names."""
 
-    queue_ms: float = 0.0
-    prefill_ms: float = 0.0
-    handoff_ms: float = 0.0
+    work: PromptWork = field(default_factory=PromptWork)
+    transport: str = ""
     ttft_ms: float = 0.0
     tpot_ms: float = 0.0
-    handoff_bytes: int = 0
-    handoff_transfers: int = 0
-    handoff_transfer_ms: float = 0.0
-    transport: str = ""
     num_attempts: int = 0
     prefill_instance: str = ""
     decode_instance: str = ""

@@ -49,24 +49,14 @@ class RequestLife:
     Pure: moments are arguments. An event the table does not know is a bug, and asserts.
     """
 
-    __slots__ = ("_accepted_s", "_first_token_s", "_last_token_s", "_num_tokens", "_state")
+    __slots__ = ("_first_token_s", "_last_token_s", "accepted_s", "num_tokens", "state")
 
     def __init__(self, now_s: float) -> None:
-        self._state = RequestState.ACCEPTED
-        self._accepted_s = now_s
+        self.state = RequestState.ACCEPTED
+        self.accepted_s = now_s
+        self.num_tokens = 0
         self._first_token_s: float | None = None
         self._last_token_s = now_s
-        self._num_tokens = 0
-
-    @property
-    def state(self) -> RequestState:
-        """Where it is."""
-        return self._state
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens that went out."""
-        return self._num_tokens
 
     def dispatch(self) -> None:
         """An attempt starts."""
@@ -75,7 +65,7 @@ class RequestLife:
     def token(self, now_s: float) -> None:
         """One more token goes out."""
         self._move(RequestEvent.TOKEN)
-        self._num_tokens += 1
+        self.num_tokens += 1
         self._last_token_s = now_s
         if self._first_token_s is None:
             self._first_token_s = now_s
@@ -88,15 +78,15 @@ class RequestLife:
         """From acceptance to the first token; 0 when there was none."""
         if self._first_token_s is None:
             return 0.0
-        return (self._first_token_s - self._accepted_s) * 1e3
+        return (self._first_token_s - self.accepted_s) * 1e3
 
     def tpot_ms(self) -> float:
         """Mean over the tokens after the first."""
-        if self._first_token_s is None or self._num_tokens < 2:
+        if self._first_token_s is None or self.num_tokens < 2:
             return 0.0
-        return (self._last_token_s - self._first_token_s) * 1e3 / (self._num_tokens - 1)
+        return (self._last_token_s - self._first_token_s) * 1e3 / (self.num_tokens - 1)
 
     def _move(self, event: RequestEvent) -> None:
-        following = TRANSITIONS.get((self._state, event))
-        assert following is not None, f"{event} in {self._state}"
-        self._state = following
+        following = TRANSITIONS.get((self.state, event))
+        assert following is not None, f"{event} in {self.state}"
+        self.state = following

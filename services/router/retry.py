@@ -31,9 +31,8 @@ from services.router.sampling import Sampling
 from services.router.verdict import Kind
 from services.router.worker import (
     AttemptOrder,
-    DecodeUpdate,
     EngineFinish,
-    PrefillReply,
+    PromptWork,
     Role,
     Workers,
 )
@@ -77,9 +76,7 @@ class Completion:
     """How a job ended. `finish` is None when the sink stopped it."""
 
     finish: EngineFinish | None
-    last: DecodeUpdate | None
-    reply: PrefillReply | None
-    num_attempts: int
+    work: PromptWork
     placement: Placement
 
 
@@ -139,24 +136,22 @@ class Retry:
         loss: Loss | None = None
         failure: Kind | None = None
         num_losses = 0
-        num_attempts = 0
-        reply: PrefillReply | None = None
+        number = 0
         while True:
+            number += 1
             placement = await self._place(job, len(merge.token_ids), excluded, loss)
-            num_attempts += 1
             on_dispatch()
             self._accounts.attempt_started(failure)
-            result = await self._attempt(job, placement, num_attempts, merge, sink)
+            result = await self._attempt(job, placement, number, merge, sink)
             if isinstance(result, Finished):
-                reply = result.reply or reply
-                return Completion(result.finish, result.last, reply, num_attempts, placement)
+                return Completion(result.finish, result.work, placement)
             self._note(job, placement, result)
             failure = result.verdict.kind
-            if result.verdict.kind is Kind.FATAL:
+            if failure is Kind.FATAL:
                 raise result.error
             if (finish := _ended_by_itself(job, merge.token_ids)) is not None:
-                return Completion(finish, None, reply, num_attempts, placement)
-            if result.verdict.kind is Kind.REFUSED:
+                return Completion(finish, PromptWork(), placement)
+            if failure is Kind.REFUSED:
                 excluded.update(_at_fault(placement, result))
                 continue
             excluded.clear()

@@ -101,7 +101,7 @@ def from_delta(request_id: str, delta: Delta) -> inference_pb2.GenerateResponse:
 
 
 def _from_ending(ending: Ending) -> inference_pb2.Finish:
-    usage, timings = ending.usage, ending.timings
+    usage, timings, work = ending.usage, ending.timings, ending.timings.work
     return inference_pb2.Finish(
         reason=_REASON[ending.reason],
         matched_stop=ending.matched_stop,
@@ -111,14 +111,14 @@ def _from_ending(ending: Ending) -> inference_pb2.Finish:
             cached_prompt_tokens=usage.cached_prompt_tokens,
         ),
         timings=inference_pb2.Timings(
-            queue_ms=timings.queue_ms,
-            prefill_ms=timings.prefill_ms,
-            handoff_ms=timings.handoff_ms,
+            queue_ms=work.queue_ms,
+            prefill_ms=work.prefill_ms,
+            handoff_ms=work.handoff_ms,
             ttft_ms=timings.ttft_ms,
             tpot_ms=timings.tpot_ms,
-            handoff_bytes=timings.handoff_bytes,
-            handoff_transfers=timings.handoff_transfers,
-            handoff_transfer_ms=timings.handoff_transfer_ms,
+            handoff_bytes=work.handoff_bytes,
+            handoff_transfers=work.handoff_transfers,
+            handoff_transfer_ms=work.handoff_transfer_ms,
             transport=timings.transport,
             attempts=timings.num_attempts,
             prefill_instance=timings.prefill_instance,

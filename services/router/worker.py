@@ -82,21 +82,9 @@ class AttemptOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeUpdate:
-    """One message of the decode stream; times and counts are on the last only."""
+class PromptWork:
+    """What an instance did for a prompt; of a handoff, only its sender knows."""
 
-    tokens: tuple[Token, ...]
-    finish: EngineFinish | None = None
-    cached_prompt_tokens: int = 0
-    queue_ms: float = 0.0
-    prefill_ms: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillReply:
-    """A prefill whose handoff the decode instance acknowledged."""
-
-    first_token: Token
     cached_prompt_tokens: int = 0
     queue_ms: float = 0.0
     prefill_ms: float = 0.0
@@ -105,6 +93,23 @@ class PrefillReply:
     handoff_transfers: int = 0
     handoff_transfer_ms: float = 0.0
     transport: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeUpdate:
+    """One message of the decode stream; `work` comes with the last only."""
+
+    tokens: tuple[Token, ...]
+    finish: EngineFinish | None = None
+    work: PromptWork = PromptWork()
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillReply:
+    """A prefill whose handoff the decode instance acknowledged."""
+
+    first_token: Token
+    work: PromptWork
 
 
 class Workers(Protocol):

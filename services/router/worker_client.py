@@ -25,6 +25,7 @@ from services.router.worker import (
     EngineFinish,
     InstanceReport,
     PrefillReply,
+    PromptWork,
     Role,
     Token,
 )
@@ -63,23 +64,16 @@ class GrpcWorkers:
         """See Workers."""
         assert order.prefill is not None
         request = prefill_pb2.PrefillRequest(
-            request_id=order.request_id,
-            handoff_id=order.handoff_id,
-            attempt=order.attempt,
-            token_ids=order.token_ids,
-            num_generated_tokens=order.num_generated_tokens,
-            sampling=_to_sampling(order.sampling),
+            **_to_both(order),
             target_instance_id=order.decode.instance_id,
             target_epoch=order.decode.epoch,
-            return_logit_digests=order.return_logit_digests,
         )
         stub = self._prefill[order.prefill.address]
         try:
             reply = await stub.Prefill(request, timeout=timeout_s)
         except grpc.RpcError as error:
             raise _failure(error) from error
-        return PrefillReply(
-            first_token=_from_token(reply.first_token),
+        work = PromptWork(
             cached_prompt_tokens=reply.cached_prompt_tokens,
             queue_ms=reply.queue_ms,
             prefill_ms=reply.prefill_ms,
@@ -89,20 +83,13 @@ class GrpcWorkers:
             handoff_transfer_ms=reply.handoff_transfer_ms,
             transport=reply.transport,
         )
+        return PrefillReply(_from_token(reply.first_token), work)
 
     async def generate(
         self, order: AttemptOrder, timeout_s: float | None
     ) -> AsyncGenerator[DecodeUpdate, None]:
         """See Workers."""
-        request = decode_pb2.DecodeRequest(
-            request_id=order.request_id,
-            handoff_id=order.handoff_id,
-            attempt=order.attempt,
-            token_ids=order.token_ids,
-            num_generated_tokens=order.num_generated_tokens,
-            sampling=_to_sampling(order.sampling),
-            return_logit_digests=order.return_logit_digests,
-        )
+        request = decode_pb2.DecodeRequest(**_to_both(order))
         if order.prefill is not None:
             request.source_instance_id = order.prefill.instance_id
             request.source_address = order.prefill.address
@@ -113,9 +100,11 @@ class GrpcWorkers:
                 yield DecodeUpdate(
                     tokens=tuple(_from_token(token) for token in response.tokens),
                     finish=_FINISH.get(response.finish),
-                    cached_prompt_tokens=response.cached_prompt_tokens,
-                    queue_ms=response.queue_ms,
-                    prefill_ms=response.prefill_ms,
+                    work=PromptWork(
+                        cached_prompt_tokens=response.cached_prompt_tokens,
+                        queue_ms=response.queue_ms,
+                        prefill_ms=response.prefill_ms,
+                    ),
                 )
         except grpc.RpcError as error:
             raise _failure(error) from error
@@ -158,6 +147,19 @@ def _failure(error: grpc.RpcError) -> CrossdockError:
         if any(key == DETAILS_KEY for key, _ in trailing):
             failure.reason = PAIR_BROKEN
     return failure
+
+
+def _to_both(order: AttemptOrder) -> dict[str, Any]:
+    """The fields that both instances are told alike."""
+    return {
+        "request_id": order.request_id,
+        "handoff_id": order.handoff_id,
+        "attempt": order.attempt,
+        "token_ids": order.token_ids,
+        "num_generated_tokens": order.num_generated_tokens,
+        "sampling": _to_sampling(order.sampling),
+        "return_logit_digests": order.return_logit_digests,
+    }
 
 
 def _to_sampling(sampling: Sampling) -> decode_pb2.TokenSampling:
