@@ -21,16 +21,20 @@ int64_t now_ns() {
 
 DataPath::Record& DataPath::add(Kind kind, OperationId operation, StreamId stream) {
   assert(link_ != nullptr && !stopped_);
-  auto record = std::make_unique<Record>();
-  record->kind = kind;
-  record->operation = operation;
-  record->num_transfers = 1;
-  Record* raw = record.get();
-  records_.emplace(raw, std::move(record));
-  auto& queue = queues_[stream];
-  if (queue.empty()) turns_.push_back(stream);
-  queue.push_back(raw);
-  return *raw;
+  const uint32_t slot = records_.acquire();
+  Record& record = records_[slot];
+  record.kind = kind;
+  record.operation = operation;
+  record.num_transfers = 1;
+  const auto found = std::find_if(turns_.begin(), turns_.end(),
+                                  [&](const Stream& queued) { return queued.id == stream; });
+  if (found == turns_.end()) {
+    turns_.push_back({stream, slot, slot});
+  } else {
+    records_[found->last].next = slot;
+    found->last = slot;
+  }
+  return record;
 }
 
 void DataPath::add_transfer(Kind kind, OperationId operation, StreamId stream,
@@ -48,7 +52,7 @@ void DataPath::add_transfer(Kind kind, OperationId operation, StreamId stream,
 }
 
 uint64_t DataPath::next_piece_bytes_max() const {
-  const Record& record = *queues_.at(turns_.front()).front();
+  const Record& record = records_[turns_.front().first];
   return std::min(record.left_bytes, link_->piece_max().bytes);
 }
 
@@ -82,27 +86,24 @@ uint64_t DataPath::cut_piece(Record& record) {
 
 // The stream whose turn it is goes behind the others, if it has more to post.
 void DataPath::end_turn() {
-  const StreamId stream = turns_.front();
+  Stream stream = turns_.front();
   turns_.pop_front();
-  const auto queue = queues_.find(stream);
-  if (queue->second.front()->all_posted) queue->second.pop_front();
-  if (queue->second.empty()) {
-    queues_.erase(queue);
-  } else {
-    turns_.push_back(stream);
-  }
+  const Record& record = records_[stream.first];
+  if (record.all_posted) stream.first = record.next;
+  if (stream.first != kNone) turns_.push_back(stream);
 }
 
 size_t DataPath::pump() {
   if (!can_pump()) return 0;
-  Record& record = *queues_.at(turns_.front()).front();
+  const uint32_t slot = turns_.front().first;
+  Record& record = records_[slot];
   const uint64_t bytes = cut_piece(record);
   end_turn();
   if (record.posted_ns == 0) record.posted_ns = now_ns();
   ++record.num_in_flight;
   in_flight_bytes_ += bytes;
-  const uint64_t token = next_token_++;
-  pieces_.emplace(token, Piece{&record, bytes});
+  const uint32_t token = pieces_.acquire();
+  pieces_[token] = {slot, bytes};
   // The record may be gone when the link returns.
   if (piece_.empty()) {
     link_->fence(token);
@@ -117,11 +118,10 @@ size_t DataPath::pump() {
 }
 
 void DataPath::on_piece(uint64_t token, ucs_status_t status) {
-  const auto found = pieces_.find(token);
-  assert(found != pieces_.end());
-  const Piece piece = found->second;
-  pieces_.erase(found);
-  Record& record = *piece.record;
+  const Piece piece = pieces_[static_cast<uint32_t>(token)];
+  assert(piece.record != kNone);
+  pieces_.release(static_cast<uint32_t>(token));
+  Record& record = records_[piece.record];
   in_flight_bytes_ -= piece.bytes;
   --record.num_in_flight;
   if (status == UCS_OK) {
@@ -130,10 +130,12 @@ void DataPath::on_piece(uint64_t token, ucs_status_t status) {
     record.status = status_of(status, "one-sided transfer");
   }
   if (stopped_) record.status = *stopped_;
-  if (record.all_posted && record.num_in_flight == 0) finish(record);
+  finish_if_over(piece.record);
 }
 
-void DataPath::finish(Record& record) {
+void DataPath::finish_if_over(uint32_t slot) {
+  Record& record = records_[slot];
+  if (!record.all_posted || record.num_in_flight != 0) return;
   if (record.kind == Kind::kProbe) {
     probe_status_ = record.status;
   } else {
@@ -146,18 +148,20 @@ void DataPath::finish(Record& record) {
         record.posted_ns == 0 ? 0 : static_cast<uint64_t>(now_ns() - record.posted_ns);
     events_.emplace_back(std::move(done));
   }
-  records_.erase(&record);
+  records_.release(slot);
 }
 
 void DataPath::stop(const Status& status) {
   if (stopped_) return;
   stopped_ = status;
-  turns_.clear();
-  for (const auto& [stream, queue] : std::exchange(queues_, {})) {
-    for (Record* record : queue) {
-      record->status = status;
-      record->all_posted = true;
-      if (record->num_in_flight == 0) finish(*record);
+  for (const Stream& stream : std::exchange(turns_, {})) {
+    for (uint32_t slot = stream.first; slot != kNone;) {
+      Record& record = records_[slot];
+      const uint32_t next = record.next;
+      record.status = status;
+      record.all_posted = true;
+      finish_if_over(slot);
+      slot = next;
     }
   }
   if (link_ != nullptr) link_->close();

@@ -9,14 +9,12 @@
 
 #include <cstdint>
 #include <deque>
-#include <map>
-#include <memory>
 #include <optional>
-#include <unordered_map>
 #include <vector>
 
 #include "crossdock/transfer/transfer.h"
 #include "data_link.h"
+#include "slot_pool.h"
 
 namespace crossdock {
 
@@ -42,7 +40,7 @@ class DataPath : public PieceSink {
     add_transfer(Kind::kRead, read.operation, read.stream, read.spans);
   }
   void post_fence(const Fence& fence) { add(Kind::kFence, fence.operation, fence.stream); }
-  size_t num_outstanding() const { return records_.size(); }
+  size_t num_outstanding() const { return records_.num_used(); }
   uint64_t in_flight_bytes() const { return in_flight_bytes_; }
 
   // Posts the next piece. Returns its bytes (at least 1), or 0 when nothing can be posted now.
@@ -57,7 +55,9 @@ class DataPath : public PieceSink {
 
  private:
   enum class Kind : uint8_t { kWrite, kRead, kFence, kProbe };
+  static constexpr uint32_t kNone = UINT32_MAX;
   struct Record {
+    uint32_t next = kNone;  // of its stream
     Kind kind = Kind::kWrite;
     OperationId operation = 0;
     std::vector<CopySpan> spans;  // of a write or read
@@ -73,8 +73,14 @@ class DataPath : public PieceSink {
     Status status;
   };
   struct Piece {
-    Record* record = nullptr;
+    uint32_t record = kNone;
     uint64_t bytes = 0;
+  };
+  // Its records that have something left to post, oldest first; at least one.
+  struct Stream {
+    StreamId id = 0;
+    uint32_t first = kNone;
+    uint32_t last = kNone;
   };
 
   Record& add(Kind kind, OperationId operation, StreamId stream);
@@ -83,20 +89,17 @@ class DataPath : public PieceSink {
   uint64_t next_piece_bytes_max() const;
   uint64_t cut_piece(Record& record);
   void end_turn();
-  void finish(Record& record);
+  void finish_if_over(uint32_t record);
 
   const uint64_t in_flight_bytes_max_;
   std::vector<TransferEvent>& events_;
   DataLink* link_ = nullptr;
   std::optional<Status> stopped_;
   std::optional<Status> probe_status_;
-  std::unordered_map<Record*, std::unique_ptr<Record>> records_;
-  // By stream, what has something left to post, oldest first; no stream's is empty.
-  std::map<StreamId, std::deque<Record*>> queues_;
-  std::deque<StreamId> turns_;  // of those streams
-  std::unordered_map<uint64_t, Piece> pieces_;
+  SlotPool<Record> records_;
+  std::deque<Stream> turns_;
+  SlotPool<Piece> pieces_;       // in flight; a slot is a piece's token
   std::vector<CopySpan> piece_;  // that is being posted
-  uint64_t next_token_ = 1;
   uint64_t in_flight_bytes_ = 0;
 };
 
