@@ -22,6 +22,7 @@ from crossdock.engine.pair_client import Callee, Dialed, PairDialer
 from crossdock.engine.translation import digest_bytes, digest_words
 from crossdock.errors import Code, CrossdockError, unreachable
 from crossdock.rpc.status import from_rpc_error
+from crossdock.rpc.surroundings import REAL, Surroundings
 from services.prefill.circuit import Circuit
 
 _log = structlog.get_logger("services.prefill.store")
@@ -45,9 +46,11 @@ _RECONNECT_MAX_S: Final = 10.0
 class StoreClient:
     """One kvstore for the engines of one instance, one engine at a time. Used on one event loop."""
 
-    def __init__(self, instance_id: str, address: str) -> None:
+    def __init__(
+        self, instance_id: str, address: str, surroundings: Surroundings = REAL
+    ) -> None:
         self._address = address
-        self._dialer = PairDialer(instance_id)
+        self._dialer = PairDialer(instance_id, surroundings)
         self._circuit = Circuit(pause_min_s=_PAUSE_MIN_S, pause_max_s=_PAUSE_MAX_S)
         self._store: Dialed | None = None
         # Of which store each lease is: another store may use the same number.
@@ -146,8 +149,9 @@ class StoreClient:
                 ),
                 _BACKGROUND_S,
             )
-            if reply is not None and reply.lease_id and store.pair.ready:
-                self._leases[reply.lease_id] = store
+            if reply is not None and store.pair.ready:
+                if reply.lease_id:
+                    self._leases[reply.lease_id] = store
                 places = native.StorePlaces(
                     offer_id=event.offer_id,
                     peer_id=store.pair.peer_id,

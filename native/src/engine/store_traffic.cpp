@@ -180,6 +180,7 @@ void StoreTraffic::places(const link::StorePlaces& answer, uint64_t tick) {
     write.spans.push_back(
         {block * layout_.stride_bytes(), place.offset_bytes, layout_.stride_bytes()});
   }
+  if (answer.peer_id == 0) forget(offer);
   if (answer.lease_id == 0 || write.spans.empty()) return finish_offer(answer.offer_id);
   offer.writing = true;
   offer.deadline_tick = tick + kTransferTicks;
@@ -189,6 +190,10 @@ void StoreTraffic::places(const link::StorePlaces& answer, uint64_t tick) {
   writes_.emplace(fence.operation, answer.offer_id);
   transfer_.submit(std::move(write));
   transfer_.submit(fence);
+}
+
+void StoreTraffic::forget(const Offer& offer) {
+  for (const BlockHash& hash : offer.hashes) offered_.erase(hash);
 }
 
 void StoreTraffic::finish_offer(uint64_t offer_id) {
@@ -250,7 +255,7 @@ std::vector<PeerId> StoreTraffic::expire(uint64_t tick) {
     }
   }
   for (const uint64_t offer_id : unanswered) {
-    for (const BlockHash& hash : offers_.at(offer_id).hashes) offered_.erase(hash);
+    forget(offers_.at(offer_id));
     finish_offer(offer_id);
   }
   return overdue;

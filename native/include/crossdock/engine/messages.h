@@ -113,7 +113,8 @@ struct StoreFound {
   std::vector<StoredBlock> blocks;
   CROSSDOCK_FIELDS(sequence_id, peer_id, lease_id, blocks)
 };
-// Answers StoreOffer: where to write which of the offered blocks (lease_id 0: none wanted).
+// Answers StoreOffer: where to write which of the offered blocks (lease_id 0: none is wanted;
+// peer_id 0: no store could be asked).
 struct StorePlaces {
   uint64_t offer_id = 0;
   uint32_t peer_id = 0;

@@ -85,6 +85,8 @@ class StoreTraffic {
   link::StoredBlock checksum(const link::StoredBlock& block, BlockId at) const;
   void finish_load(SequenceId id, Load& load, const Status& status, uint64_t tick);
   void drop_load(SequenceId id, Load& load);
+  // No store took the offer, so its blocks are offered again when they are computed or met again.
+  void forget(const Offer& offer);
   void finish_offer(uint64_t offer_id);
 
   const KvLayout& layout_;

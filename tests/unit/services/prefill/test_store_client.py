@@ -107,7 +107,7 @@ async def test_what_was_written_is_found(attached: Attached, kvstore: RunningSto
         (3, 21),
     ]
     again = await attached.offer(9)
-    assert (again.offer_id, again.lease_id) == (9, 0)
+    assert (again.offer_id, again.peer_id, again.lease_id) == (9, 1, 0)  # It has them all.
 
 
 async def test_a_bad_block_is_reported_with_the_release(
@@ -133,6 +133,7 @@ async def test_places_that_were_not_written_are_given_back(
 async def test_without_a_store_every_question_is_answered_with_nothing() -> None:
     attached = await _attach("127.0.0.1:1")
     assert (await attached.look_up(1)).lease_id == 0
+    assert (await attached.offer(2)).peer_id == 0
     assert (await attached.offer(1)).lease_id == 0
     await _detach(attached)
 
