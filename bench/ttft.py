@@ -1,8 +1,10 @@
-"""Time to first token through four services, against one engine that does both phases.
+"""What a handoff adds to the time to first token: two routers, of which one knows no prefill.
 
-Prompts of random tokens, so that nothing is cached; the two sides take turns, so that what else
-the machine does meets both. Values are medians over the repetitions. What the difference consists
-of is told by the router's timings; the rest is the row "router and gRPC".
+The router with a prefill instance has each prompt computed there and handed to the decode instance;
+the other has the same decode instance compute it. Engines, model and way of a request are the same
+but for that, and the two take turns, request by request, so that what else the machine does meets
+both. Prompts are random tokens, so that nothing is cached. Ratios are medians of the pairs'; what
+the difference consists of is told by the routers' timings.
 """
 
 from __future__ import annotations
@@ -11,148 +13,120 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.figure import Figure
-from crossdock.api.v1 import decode_pb2, decode_pb2_grpc, inference_pb2, inference_pb2_grpc
+from crossdock.api.v1 import inference_pb2, inference_pb2_grpc
+from crossdock.cli import fleet_plan
+from crossdock.cli.errors import FleetError
 from crossdock.cli.fleet import Fleet
 from crossdock.cli.fleet_plan import FleetOptions
+from crossdock.cli.service_process import ServiceProcess
 from crossdock.rpc.channel import open_channel
 
 PROMPT_TOKENS = (32, 512, 1_500)
-REPETITIONS = 7
+NUM_PAIRS = 11
 _TIMEOUT_S = 120.0
 # Plain words of the vocabulary; special tokens come before them.
 _TOKEN_IDS = (1_000, 20_000)
 
 
 @dataclass(frozen=True, slots=True)
-class FleetRun:
-    """One request through the router. Times in ms; `wall` is the caller's clock."""
+class Run:
+    """One request. Times in ms; `ttft` is the caller's clock, the others the router's."""
 
-    wall: float
+    ttft: float
     queue: float
     prefill: float
     handoff: float
 
 
-@dataclass(frozen=True, slots=True)
-class EngineRun:
-    """The same on one engine."""
-
-    wall: float
-    queue: float
-    prefill: float
-
-
 async def measure(model: Path) -> AsyncIterator[Figure]:
-    """Starts a fleet, measures every prompt length, stops the fleet."""
+    """Starts a fleet and a second router, measures every prompt length, stops all of it."""
     with tempfile.TemporaryDirectory(prefix="crossdock-bench-") as folder:
-        fleet = Fleet(FleetOptions(model_directory=model), Path(folder), name="bench")
+        # Without a kvstore, to which prefill alone would write.
+        options = FleetOptions(model_directory=model, kvstore=False)
+        fleet = Fleet(options, Path(folder), name="bench")
         with fleet:
             assert fleet.record is not None
-            router = open_channel(fleet.record.router.address)
-            decode = open_channel(
-                next(s.address for s in fleet.record.services if s.role == "decode")
-            )
+            decode = [s.address for s in fleet.record.services if s.role == "decode"]
+            spec = fleet_plan.router_spec(options, [], decode)
+            alone = ServiceProcess(replace(spec, instance_id="router-alone"), Path(folder))
+            fleet.processes.append(alone)
+            with_handoff = open_channel(fleet.record.router.address)
+            without = open_channel(_address(alone))
+            stubs = [inference_pb2_grpc.InferenceStub(c) for c in (with_handoff, without)]
             try:
-                inference = inference_pb2_grpc.InferenceStub(router)
-                engine = decode_pb2_grpc.DecodeStub(decode)
                 for num_tokens in PROMPT_TOKENS:
-                    for figure in await _measure_length(inference, engine, num_tokens):
+                    for figure in await _measure_length(stubs, num_tokens):
                         yield figure
             finally:
-                await router.close(None)
-                await decode.close(None)
+                await with_handoff.close(None)
+                await without.close(None)
+
+
+def _address(router: ServiceProcess) -> str:
+    deadline_s = time.monotonic() + _TIMEOUT_S
+    while (record := router.read_ready()) is None:
+        if time.monotonic() > deadline_s:
+            raise FleetError(f"the second router does not serve; see {router.log}")
+        time.sleep(0.02)
+    return record.address
 
 
 async def _measure_length(
-    inference: inference_pb2_grpc.InferenceAsyncStub,
-    engine: decode_pb2_grpc.DecodeAsyncStub,
-    num_tokens: int,
+    stubs: list[inference_pb2_grpc.InferenceAsyncStub], num_tokens: int
 ) -> list[Figure]:
     draw = random.Random(num_tokens)
-    fleet_runs, engine_runs = [], []
-    # The first of each meets cold caches and makes the pair of the two engines.
-    for repetition in range(REPETITIONS + 1):
-        fleet_run = await _through_fleet(inference, _prompt(draw, num_tokens))
-        engine_run = await _on_one_engine(engine, _prompt(draw, num_tokens))
-        if repetition > 0:
-            fleet_runs.append(fleet_run)
-            engine_runs.append(engine_run)
-    return list(_figures(f"{num_tokens} tokens", fleet_runs, engine_runs))
+    pairs = []
+    # The first meets cold caches and makes the pair of the two engines.
+    for i in range(NUM_PAIRS + 1):
+        pair = [await _request(stub, _prompt(draw, num_tokens)) for stub in stubs]
+        if i > 0:
+            pairs.append((pair[0], pair[1]))
+    return list(_figures(f"{num_tokens} tokens", pairs))
 
 
 def _prompt(draw: random.Random, num_tokens: int) -> list[int]:
     return [draw.randrange(*_TOKEN_IDS) for _ in range(num_tokens)]
 
 
-async def _through_fleet(
-    stub: inference_pb2_grpc.InferenceAsyncStub, prompt: list[int]
-) -> FleetRun:
+async def _request(stub: inference_pb2_grpc.InferenceAsyncStub, prompt: list[int]) -> Run:
     request = inference_pb2.GenerateRequest(
         token_ids=inference_pb2.TokenIds(ids=prompt),
         sampling=inference_pb2.SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True),
     )
     start = time.perf_counter()
-    wall = 0.0
+    ttft = 0.0
     timings = inference_pb2.Timings()
     async for response in stub.Generate(request, timeout=_TIMEOUT_S):
-        if response.token_ids and not wall:
-            wall = (time.perf_counter() - start) * 1e3
+        if response.token_ids and not ttft:
+            ttft = (time.perf_counter() - start) * 1e3
         if response.HasField("finish"):
             timings = response.finish.timings
-    return FleetRun(wall, timings.queue_ms, timings.prefill_ms, timings.handoff_ms)
+    return Run(ttft, timings.queue_ms, timings.prefill_ms, timings.handoff_ms)
 
 
-async def _on_one_engine(stub: decode_pb2_grpc.DecodeAsyncStub, prompt: list[int]) -> EngineRun:
-    request = decode_pb2.DecodeRequest(
-        request_id=f"ttft-{time.perf_counter_ns()}",
-        attempt=1,
-        token_ids=prompt,
-        sampling=decode_pb2.TokenSampling(
-            temperature=0.0, top_p=1.0, max_tokens=2, ignore_eos=True
-        ),
-    )
-    start = time.perf_counter()
-    wall = queue = prefill = 0.0
-    async for response in stub.Generate(request, timeout=_TIMEOUT_S):
-        if response.tokens and not wall:
-            wall = (time.perf_counter() - start) * 1e3
-        queue, prefill = max(queue, response.queue_ms), max(prefill, response.prefill_ms)
-    return EngineRun(wall, queue, prefill)
-
-
-def _median(runs: list[FleetRun] | list[EngineRun], value: Callable[..., float]) -> float:
-    return statistics.median(value(run) for run in runs)
-
-
-def _figures(case: str, fleet: list[FleetRun], engine: list[EngineRun]) -> Iterator[Figure]:
-    through = _median(fleet, lambda run: run.wall)
-    alone = _median(engine, lambda run: run.wall)
-    items = {
-        "handoff": _median(fleet, lambda run: run.handoff),
-        "queue": _median(fleet, lambda run: run.queue) - _median(engine, lambda run: run.queue),
-        "prefill": _median(fleet, lambda run: run.prefill)
-        - _median(engine, lambda run: run.prefill),
-    }
-    items["router and gRPC"] = through - alone - sum(items.values())
-    yield Figure("ttft", f"{case}, four services", through, "ms", alone, alone / through)
-    yield Figure("ttft", f"{case}, difference", through - alone, "ms")
-    # A first token of an engine by itself, and of one that hands the prompt to another.
-    prefill = _median(engine, lambda run: run.prefill)
-    handed_off = _median(fleet, lambda run: run.prefill + run.handoff)
+def _figures(case: str, pairs: list[tuple[Run, Run]]) -> Iterator[Figure]:
+    """Of pairs (with a handoff, without)."""
     yield Figure(
         "ttft",
-        f"{case}, prefill and handoff",
-        handed_off,
+        f"{case}, with a handoff",
+        statistics.median(a.ttft for a, _ in pairs),
         "ms",
-        prefill,
-        prefill / handed_off,
-        against="the same prefill without",
+        statistics.median(b.ttft for _, b in pairs),
+        statistics.median(b.ttft / a.ttft for a, b in pairs),
+        against="the same without",
         wanted=0.99,
     )
-    for name, value in items.items():
+    parts = {
+        "handoff": statistics.median(a.handoff for a, _ in pairs),
+        "queue": statistics.median(a.queue - b.queue for a, b in pairs),
+        "prefill": statistics.median(a.prefill - b.prefill for a, b in pairs),
+    }
+    difference = statistics.median(a.ttft - b.ttft for a, b in pairs)
+    yield Figure("ttft", f"{case}, difference", difference, "ms")
+    for name, value in {**parts, "other": difference - sum(parts.values())}.items():
         yield Figure("ttft", f"{case}, of it {name}", value, "ms")
