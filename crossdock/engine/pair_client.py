@@ -57,8 +57,7 @@ class PairDialer:
     async def dial(self, engine: Engine, callee: Callee) -> Dialed:
         """A pair that is CONNECTING in our engine; wait for it to be ready. Raises why not."""
         if callee.instance_id is not None:
-            again = unreachable("connecting again")
-            await engine.peers.wait_gone(callee.instance_id, again, limits.PAIR_CLOSED_MAX_S)
+            await engine.peers.wait_gone(callee.instance_id, unreachable("connecting again"))
         random = self._surroundings.random
         terms = PairTerms(
             incarnation=random.getrandbits(64) | 1, mac_key=random.randbytes(MAC_KEY_BYTES)
@@ -76,7 +75,7 @@ class PairDialer:
         try:
             remote = _check_answer(callee, await _first_answer(call, callee.address))
             again = unreachable(f"{remote.instance_id} is paired again")
-            await engine.peers.wait_gone(remote.instance_id, again, limits.PAIR_CLOSED_MAX_S)
+            await engine.peers.wait_gone(remote.instance_id, again)
             pair = engine.peers.connect(remote, terms, store=callee.store)
         except BaseException:
             call.cancel()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 
 from crossdock.api.v1 import kv_pb2
-from crossdock.engine import limits
 from crossdock.engine.client import Engine
 from crossdock.engine.translation import endpoint_of, remote_of, terms_of
 from crossdock.errors import unreachable
@@ -21,7 +20,7 @@ async def serve_pair(
     """
     remote, terms = remote_of(request.endpoint), terms_of(request)
     replaced = unreachable(f"{remote.instance_id} connected again")
-    await engine.peers.wait_gone(remote.instance_id, replaced, limits.PAIR_CLOSED_MAX_S)
+    await engine.peers.wait_gone(remote.instance_id, replaced)
     pair = engine.peers.connect(remote, terms)
     try:
         yield kv_pb2.ConnectResponse(endpoint=endpoint_of(engine, instance_id))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from crossdock import _native as native
+from crossdock.engine import limits
 from crossdock.engine.lifecycle import PAIR_TRANSITIONS, Lifecycle, PairEvent, PairState
 from crossdock.errors import Code, CrossdockError, Reason, layout_mismatch, stale_epoch, unreachable
 
@@ -119,22 +121,61 @@ class Pair:
         return self.error or unreachable(f"the pair with {self.remote.instance_id} was ended")
 
 
-class PeerBook:
-    """All pairs of one engine. Used on one event loop.
+class PairTable(ABC):
+    """The pairs of one side, at most one an instance. Used on one event loop."""
+
+    def __init__(self) -> None:
+        self._pairs: dict[int, Pair] = {}
+        self._num_made = 0
+
+    def __iter__(self) -> Iterator[Pair]:
+        return iter(list(self._pairs.values()))
+
+    @abstractmethod
+    def disconnect(self, pair: Pair, error: CrossdockError) -> None:
+        """Breaks a pair for `error`. Idempotent."""
+
+    def with_instance(self, instance_id: str) -> Pair | None:
+        """The pair with that instance, in whatever state short of CLOSED."""
+        return next((pair for pair in self if pair.remote.instance_id == instance_id), None)
+
+    async def wait_gone(
+        self,
+        instance_id: str,
+        error: CrossdockError,
+        timeout_s: float = limits.PAIR_CLOSED_MAX_S,
+    ) -> None:
+        """Breaks an old pair with that instance, and returns once there is none."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while (pair := self.with_instance(instance_id)) is not None:
+                    self.disconnect(pair, error)
+                    await pair.wait_closed()
+        except TimeoutError:
+            raise unreachable(
+                f"the former pair with {instance_id} is not closed yet after {timeout_s:g} s; "
+                "try again"
+            ) from None
+
+    def _make(self, remote: Remote, *, store: bool) -> Pair:
+        """A pair that is not in the table yet."""
+        assert self.with_instance(remote.instance_id) is None
+        self._num_made += 1
+        return Pair(self._num_made, remote, store=store)
+
+
+class PeerBook(PairTable):
+    """All pairs of one engine.
 
     `send` hands a command to the engine; it does not fail while the engine lives.
     """
 
     def __init__(self, send: Callable[[native.Command], None]) -> None:
+        super().__init__()
         self._send = send
-        self._pairs: dict[int, Pair] = {}
-        self._num_made = 0
         self._former: deque[tuple[str, int]] = deque(maxlen=_FORMER_MAX)
         self._changed = asyncio.Event()
         self._failure: CrossdockError | None = None
-
-    def __iter__(self) -> Iterator[Pair]:
-        return iter(self._pairs.values())
 
     def connect(self, remote: Remote, terms: PairTerms, *, store: bool = False) -> Pair:
         """Makes a pair. The caller has seen to it that no other with this instance is left.
@@ -142,9 +183,7 @@ class PeerBook:
         """
         if self._failure is not None:
             raise self._failure
-        assert self.with_instance(remote.instance_id) is None
-        self._num_made += 1
-        pair = Pair(self._num_made, remote, store=store)
+        pair = self._make(remote, store=store)
         self._pairs[pair.peer_id] = pair
         self._send(
             native.ConnectPeer(
@@ -161,7 +200,7 @@ class PeerBook:
         return pair
 
     def disconnect(self, pair: Pair, error: CrossdockError) -> None:
-        """Breaks a pair for `error`. Idempotent."""
+        """See PairTable."""
         if pair.advance(PairEvent.BROKEN, error):
             self._send(native.DisconnectPeer(peer_id=pair.peer_id))
             self._notify()
@@ -185,29 +224,9 @@ class PeerBook:
     def fail_all(self, error: CrossdockError) -> None:
         """The engine is gone, and all of its operations with it."""
         self._failure = error
-        for pair in list(self._pairs.values()):
+        for pair in self:
             self._close(pair, error)
         self._notify()
-
-    def with_instance(self, instance_id: str) -> Pair | None:
-        """The pair with that instance, in whatever state short of CLOSED."""
-        for pair in self._pairs.values():
-            if pair.remote.instance_id == instance_id:
-                return pair
-        return None
-
-    async def wait_gone(self, instance_id: str, error: CrossdockError, timeout_s: float) -> None:
-        """Breaks an old pair with that instance, and returns once there is none."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                while (pair := self.with_instance(instance_id)) is not None:
-                    self.disconnect(pair, error)
-                    await pair.wait_closed()
-        except TimeoutError:
-            raise unreachable(
-                f"the former pair with {instance_id} is not closed yet after {timeout_s:g} s; "
-                "try again"
-            ) from None
 
     async def ready_with(self, instance_id: str, epoch: int, timeout_s: float) -> Pair:
         """Waits for the pair with that engine, which the other side makes, to be ready. Raises

@@ -57,8 +57,8 @@ def digest_bytes(low: int, high: int) -> bytes:
 
 
 def digest_words(digest: bytes) -> tuple[int, int]:
-    """The halves of `digest_bytes`."""
-    return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:], "little")
+    """The halves of `digest_bytes`; of a digest of another length, those of as much as there is."""
+    return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:16], "little")
 
 
 def endpoint_of(engine: Engine, instance_id: str) -> kv_pb2.EngineEndpoint:

@@ -19,7 +19,7 @@ import structlog
 
 from crossdock import _native as native
 from crossdock.engine.lifecycle import PairEvent, PairState
-from crossdock.engine.peers import Pair, PairTerms, Remote
+from crossdock.engine.peers import Pair, PairTable, PairTerms, Remote
 from crossdock.errors import CrossdockError, invalid_argument, unreachable
 from services.kvstore.tier import Tier
 
@@ -38,40 +38,27 @@ class Segment(Protocol):
     def drain(self) -> list[native.PeerReady | native.PeerBroken | native.PeerClosed]: ...
 
 
-class StorePairs:
-    """All pairs of the store. Used on one event loop."""
+class StorePairs(PairTable):
+    """All pairs of the store."""
 
     def __init__(self, segment: Segment, tier: Tier) -> None:
+        super().__init__()
         self._segment = segment
         self._tier = tier
-        self._pairs: dict[int, Pair] = {}
         # Instances whose former engines are not proven silent: their epochs.
         self._unproven: dict[str, set[int]] = {}
         # Peers that are closed here while their writes may still land: their engine.
         self._closed: dict[int, Remote] = {}
-        self._num_made = 0
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(segment.event_fd, self._on_events)
 
-    @property
-    def live(self) -> list[Pair]:
-        return list(self._pairs.values())
-
-    async def connect(self, remote: Remote, terms: PairTerms, close_max_s: float) -> Pair:
+    async def connect(self, remote: Remote, terms: PairTerms) -> Pair:
         """Lets an engine in. A former pair with the same instance is closed first."""
-        try:
-            async with asyncio.timeout(close_max_s):
-                while (old := self._with_instance(remote.instance_id)) is not None:
-                    self.disconnect(old, unreachable(f"{remote.instance_id} connected again"))
-                    await old.wait_closed()
-        except TimeoutError:
-            raise unreachable(
-                f"the former pair with {remote.instance_id} is not closed yet; try again"
-            ) from None
-        self._forget(remote.instance_id)
-        self._tier.check(remote.block_stride_bytes, remote.instance_id)
-        self._num_made += 1
-        pair = Pair(self._num_made, remote, store=True)
+        name = remote.instance_id
+        await self.wait_gone(name, unreachable(f"{name} connected again"))
+        self._forget(name)
+        self._tier.check(remote.block_stride_bytes, name)
+        pair = self._make(remote, store=True)
         try:
             self._segment.connect(
                 peer_id=pair.peer_id, incarnation=terms.incarnation, descriptor=remote.descriptor
@@ -79,12 +66,12 @@ class StorePairs:
         except native.StatusError as error:
             raise invalid_argument("endpoint.descriptor", error.args[1]) from error
         # Only now: the first engine that is admitted decides the size of the slots.
-        self._tier.admit(remote.epoch, remote.block_stride_bytes, remote.instance_id)
+        self._tier.admit(remote.epoch, remote.block_stride_bytes, name)
         self._pairs[pair.peer_id] = pair
         return pair
 
     def disconnect(self, pair: Pair, error: CrossdockError) -> None:
-        """Breaks a pair. Idempotent."""
+        """See PairTable."""
         if not pair.advance(PairEvent.BROKEN, error):
             return
         remote = pair.remote
@@ -96,12 +83,6 @@ class StorePairs:
     def close(self) -> None:
         """The service ends."""
         self._loop.remove_reader(self._segment.event_fd)
-
-    def _with_instance(self, instance_id: str) -> Pair | None:
-        for pair in self._pairs.values():
-            if pair.remote.instance_id == instance_id:
-                return pair
-        return None
 
     def _on_events(self) -> None:
         for event in self._segment.drain():

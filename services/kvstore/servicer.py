@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Final
 
 import grpc
 
@@ -26,6 +27,19 @@ from services.kvstore.tier import Hash, Lease
 NAME = kvstore_pb2.DESCRIPTOR.services_by_name["KvStore"].full_name
 # A drain waits for no stream that lives as long as its caller, and lets leases end.
 UNGATED = tuple(f"/{NAME}/{method}" for method in ("Connect", "GetStatus", "Commit", "Release"))
+
+_COUNTERS: Final = (
+    "hit_blocks",
+    "miss_blocks",
+    "reserved_blocks",
+    "published_blocks",
+    "abandoned_blocks",
+    "evicted_blocks",
+    "dropped_blocks",
+    "stale_drops",
+    "expired_leases",
+    "refused_reservations",
+)
 
 
 class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
@@ -107,12 +121,26 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
 
 async def status_of(store: Store) -> kv_pb2.InstanceStatus:
     """The store as it is now."""
-    facts = store.facts()
-    message = kv_pb2.InstanceStatus(role="kvstore", **facts.fields)
-    for pair in store.pairs.live:
-        message.peers.append(peer_status(pair))
-    for name, value in facts.counters.items():
-        message.counters.add(name=name, value=value)
+    message = kv_pb2.InstanceStatus(
+        instance_id=store.instance_id,
+        role="kvstore",
+        epoch=store.epoch,
+        draining=store.draining,
+        ready=not store.draining,
+        front_pid=os.getpid(),
+        num_blocks=store.tier.num_slots,
+        peers=[peer_status(pair) for pair in store.pairs],
+    )
+    statistics = store.tier.statistics()
+    if statistics is not None:
+        message.num_free_blocks = statistics.num_free
+        message.num_cached_blocks = statistics.num_published + statistics.num_retired
+        message.num_owned_blocks = statistics.num_writing
+        message.num_quarantined_blocks = statistics.num_quarantined
+        for name in _COUNTERS:
+            message.counters.add(name=name, value=getattr(statistics, name))
+        message.counters.add(name="leases", value=statistics.num_leases)
+        message.counters.add(name="pinned_blocks", value=statistics.num_pinned)
     return message
 
 

@@ -3,37 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
 
 from crossdock.engine.peers import PairTerms, Remote
 from crossdock.errors import unreachable
 from services.kvstore.pairs import Segment, StorePairs
 from services.kvstore.tier import Hash, Lease, Tier
-
-_CLOSE_MAX_S: Final = 10.0
-_COUNTERS: Final = (
-    "hit_blocks",
-    "miss_blocks",
-    "reserved_blocks",
-    "published_blocks",
-    "abandoned_blocks",
-    "evicted_blocks",
-    "dropped_blocks",
-    "stale_drops",
-    "expired_leases",
-    "refused_reservations",
-)
-
-
-@dataclass
-class Facts:
-    """What a status reply says, by the names of its fields and counters."""
-
-    fields: dict[str, Any] = field(default_factory=dict)
-    counters: dict[str, int] = field(default_factory=dict)
 
 
 class Store:
@@ -57,12 +32,16 @@ class Store:
         self._timer: asyncio.TimerHandle | None = None
 
     @property
+    def draining(self) -> bool:
+        return self._is_draining()
+
+    @property
     def descriptor(self) -> bytes:
         return self._segment.descriptor
 
     async def hold_pair(self, remote: Remote, terms: PairTerms) -> AsyncGenerator[None, None]:
         """Yields once, when the engine may connect; the pair lives as long as the iteration."""
-        pair = await self.pairs.connect(remote, terms, _CLOSE_MAX_S)
+        pair = await self.pairs.connect(remote, terms)
         try:
             yield
             await pair.wait_broken()
@@ -83,31 +62,6 @@ class Store:
         lease = self.tier.reserve(owner_epoch, hashes, ttl_ms, self._now_ms())
         self._expire()
         return lease
-
-    def facts(self) -> Facts:
-        """The store as it is now."""
-        facts = Facts(
-            {
-                "instance_id": self.instance_id,
-                "epoch": self.epoch,
-                "draining": self._is_draining(),
-                "ready": not self._is_draining(),
-                "front_pid": os.getpid(),
-                "num_blocks": self.tier.num_slots,
-            }
-        )
-        statistics = self.tier.statistics()
-        if statistics is not None:
-            facts.fields |= {
-                "num_free_blocks": statistics.num_free,
-                "num_cached_blocks": statistics.num_published + statistics.num_retired,
-                "num_owned_blocks": statistics.num_writing,
-                "num_quarantined_blocks": statistics.num_quarantined,
-            }
-            facts.counters = {name: getattr(statistics, name) for name in _COUNTERS}
-            facts.counters["leases"] = statistics.num_leases
-            facts.counters["pinned_blocks"] = statistics.num_pinned
-        return facts
 
     def close(self) -> None:
         """Ends the watch over leases and pairs."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -43,12 +44,19 @@ _RECONNECT_MIN_S: Final = 0.5
 _RECONNECT_MAX_S: Final = 10.0
 
 
+@dataclass(frozen=True)
+class _Leased:
+    """Blocks of the store under a lease. Lease 0: it grants none. Peer 0: it could not be asked."""
+
+    peer_id: int = 0
+    lease_id: int = 0
+    blocks: list[native.StoredBlock] = field(default_factory=list)
+
+
 class StoreClient:
     """One kvstore for the engines of one instance, one engine at a time. Used on one event loop."""
 
-    def __init__(
-        self, instance_id: str, address: str, surroundings: Surroundings = REAL
-    ) -> None:
+    def __init__(self, instance_id: str, address: str, surroundings: Surroundings = REAL) -> None:
         self._address = address
         self._dialer = PairDialer(instance_id, surroundings)
         self._circuit = Circuit(pause_min_s=_PAUSE_MIN_S, pause_max_s=_PAUSE_MAX_S)
@@ -118,47 +126,54 @@ class StoreClient:
         task.add_done_callback(self._tasks.discard)
 
     async def _look_up(self, engine: Engine, event: native.StoreLookup) -> None:
-        found = native.StoreFound(sequence_id=event.sequence_id, peer_id=0, lease_id=0, blocks=[])
-        store = self._usable_store()
-        if store is not None:
-            reply = await self._call(
-                store.stub.Acquire,
-                kvstore_pb2.AcquireRequest(
-                    owner_epoch=engine.epoch, chain=_hashes(event.chain), ttl_ms=_LEASE_MS
-                ),
-                _ACQUIRE_S,
+        leased = await self._lease(
+            "Acquire",
+            lambda: kvstore_pb2.AcquireRequest(
+                owner_epoch=engine.epoch, chain=_hashes(event.chain), ttl_ms=_LEASE_MS
+            ),
+            _ACQUIRE_S,
+        )
+        engine.send(
+            native.StoreFound(
+                sequence_id=event.sequence_id,
+                peer_id=leased.peer_id,
+                lease_id=leased.lease_id,
+                blocks=leased.blocks,
             )
-            if reply is not None and reply.lease_id and store.pair.ready:
-                self._leases[reply.lease_id] = store
-                found = native.StoreFound(
-                    sequence_id=event.sequence_id,
-                    peer_id=store.pair.peer_id,
-                    lease_id=reply.lease_id,
-                    blocks=[_stored(block) for block in reply.blocks],
-                )
-        engine.send(found)
+        )
 
     async def _reserve(self, engine: Engine, event: native.StoreOffer) -> None:
-        places = native.StorePlaces(offer_id=event.offer_id, peer_id=0, lease_id=0, blocks=[])
-        store = self._usable_store()
-        if store is not None:
-            reply = await self._call(
-                store.stub.Reserve,
-                kvstore_pb2.ReserveRequest(
-                    owner_epoch=engine.epoch, hashes=_hashes(event.hashes), ttl_ms=_LEASE_MS
-                ),
-                _BACKGROUND_S,
+        leased = await self._lease(
+            "Reserve",
+            lambda: kvstore_pb2.ReserveRequest(
+                owner_epoch=engine.epoch, hashes=_hashes(event.hashes), ttl_ms=_LEASE_MS
+            ),
+            _BACKGROUND_S,
+        )
+        engine.send(
+            native.StorePlaces(
+                offer_id=event.offer_id,
+                peer_id=leased.peer_id,
+                lease_id=leased.lease_id,
+                blocks=leased.blocks,
             )
-            if reply is not None and store.pair.ready:
-                if reply.lease_id:
-                    self._leases[reply.lease_id] = store
-                places = native.StorePlaces(
-                    offer_id=event.offer_id,
-                    peer_id=store.pair.peer_id,
-                    lease_id=reply.lease_id,
-                    blocks=[_stored(block) for block in reply.blocks],
-                )
-        engine.send(places)
+        )
+
+    async def _lease(
+        self, method: str, make_request: Callable[[], Any], timeout_s: float
+    ) -> _Leased:
+        """What the store grants; nothing while it cannot be asked."""
+        now_s = asyncio.get_running_loop().time()
+        store = self._store
+        if store is None or not store.pair.ready or not self._circuit.admits(now_s):
+            return _Leased()
+        reply = await self._call(getattr(store.stub, method), make_request(), timeout_s)
+        if reply is None or not store.pair.ready:
+            return _Leased()
+        if reply.lease_id:
+            self._leases[reply.lease_id] = store
+        blocks = [_stored(block) for block in reply.blocks]
+        return _Leased(store.pair.peer_id, reply.lease_id, blocks)
 
     async def _release(self, lease_id: int, bad: list[int]) -> None:
         """A lease of a store that is lost was released by the end of the pair."""
@@ -185,10 +200,6 @@ class StoreClient:
     def _lose_store(self) -> None:
         self._store = None
         self._leases.clear()
-
-    def _usable_store(self) -> Dialed | None:
-        now_s = asyncio.get_running_loop().time()
-        return self._store if self.connected and self._circuit.admits(now_s) else None
 
     async def _call(
         self,

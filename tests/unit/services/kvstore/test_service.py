@@ -217,7 +217,7 @@ async def test_status_counts_blocks_and_peers(kvstore: RunningStore) -> None:
     assert (status.ready, status.num_blocks, status.num_free_blocks) == (True, 8, 5)
     assert status.num_cached_blocks == 3
     assert {counter.name: counter.value for counter in status.counters}["published_blocks"] == 3
-    await kvstore.until(lambda: kvstore.store.pairs.live[0].ready)
+    await kvstore.until(lambda: next(iter(kvstore.store.pairs)).ready)
     status = await kvstore.stub.GetStatus(kv_pb2.InstanceRequest(), timeout=10)
     assert [(p.instance_id, p.transport, p.state) for p in status.peers] == [
         ("prefill-1", "shm", "ready")

@@ -157,6 +157,21 @@ async def test_a_slow_store_is_answered_for_and_then_left_alone(
         await _detach(attached)
 
 
+async def test_a_checksum_of_another_length_is_answered_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def grant(_servicer: object, _request: object, _context: object) -> Any:
+        block = kvstore_pb2.StoredBlock(checksum=bytes(range(24)))
+        return kvstore_pb2.AcquireResponse(lease_id=1, blocks=[block])
+
+    monkeypatch.setattr(KvStoreServicer, "Acquire", grant)
+    async with running_store() as kvstore:
+        attached = await _attach(kvstore.address)
+        await attached.connected()
+        assert (await attached.look_up(1)).lease_id == 1
+        await _detach(attached)
+
+
 async def test_a_store_that_ends_and_returns_is_connected_again() -> None:
     async with running_store() as first:
         port = int(first.address.rsplit(":", 1)[1])
@@ -188,5 +203,5 @@ async def test_a_new_engine_gets_a_pair_of_its_own(
     await attached.connected()
     fake.emit(event(native.StoreOffer, offer_id=1, hashes=CHAIN))
     assert (await fake.next(native.StorePlaces)).lease_id != 0
-    assert [pair.remote.epoch for pair in kvstore.store.pairs.live] == [6]
+    assert [pair.remote.epoch for pair in kvstore.store.pairs] == [6]
     await engine.shut_down()
