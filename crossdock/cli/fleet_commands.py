@@ -6,7 +6,6 @@ import asyncio
 import json
 import signal
 import threading
-from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -23,50 +22,18 @@ from crossdock.cli.fleet_plan import FleetOptions
 from crossdock.cli.fleet_record import DEFAULT_NAME, FleetRecord, ServiceRecord
 from crossdock.cli.model_commands import resolve_or_fetch
 from crossdock.cli.pair_table import pair_table
+from crossdock.engine.formats import KvDtype, MlaPrefill
 from crossdock.errors import CrossdockError
+from crossdock.fabric.choice import Transport
 from crossdock.models import DEFAULT_MODEL
 from crossdock.models.packed import WeightDtype
+from crossdock.telemetry.logs import LogLevel
 
 _STATUS_TIMEOUT_S = 2.0
 # How often a fleet in the foreground looks for a service that has died.
 _WATCH_S = 0.5
 
 NameOption = Annotated[str, typer.Option(help="The fleet's name; several may run at once.")]
-
-
-class KvDtype(StrEnum):
-    """Types of a KV cache's numbers."""
-
-    F32 = "f32"
-    BF16 = "bf16"
-    FP8_E4M3 = "fp8_e4m3"
-    FP8_E5M2 = "fp8_e5m2"
-    FP8_DS_MLA = "fp8_ds_mla"
-
-
-class MlaPrefill(StrEnum):
-    """How the positions of a prompt attend in latent attention."""
-
-    ABSORBED = "absorbed"
-    EXPANDED = "expanded"
-
-
-class Transport(StrEnum):
-    """What the KV blocks travel over."""
-
-    AUTO = "auto"
-    SHM = "shm"
-    TCP = "tcp"
-    RC = "rc"
-
-
-class LogLevel(StrEnum):
-    """The least that is logged."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
 
 
 def up(

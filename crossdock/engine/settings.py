@@ -7,16 +7,16 @@ from typing import Annotated, Literal
 
 from pydantic import ByteSize, Field
 
+from crossdock.engine.formats import KvDtype, MlaPrefill
 from crossdock.engine.process import EngineConfig
 from crossdock.errors import invalid_argument
-from crossdock.fabric.choice import choose_rdma
+from crossdock.fabric.settings import TransferSettings
 from crossdock.models.cache import resolve
 from crossdock.models.errors import ModelError
 from crossdock.models.packed import WeightDtype, packed_directory
-from crossdock.rpc.settings import ServiceSettings
 
 
-class EngineSettings(ServiceSettings):
+class EngineSettings(TransferSettings):
     """What prefill and decode instances take alike."""
 
     model: Annotated[
@@ -26,14 +26,14 @@ class EngineSettings(ServiceSettings):
         WeightDtype, Field(description="How weights are held; auto: as the checkpoint has them.")
     ] = "auto"
     kv_dtype: Annotated[
-        Literal["f32", "bf16", "fp8_e4m3", "fp8_e5m2", "fp8_ds_mla"],
+        KvDtype,
         Field(description="Of the KV cache; fp8_ds_mla is for DeepSeek's latent attention."),
     ] = "f32"
     tensor_parallel_size: Annotated[
         int, Field(ge=1, le=1, description="Ranks of a model; an engine computes all of it.")
     ] = 1
     mla_prefill: Annotated[
-        Literal["absorbed", "expanded"],
+        MlaPrefill,
         Field(description="How prompts attend in latent attention; alike in all instances."),
     ] = "absorbed"
     threads: Annotated[int, Field(ge=0, le=1_024, description="0: one for every usable core.")] = 0
@@ -54,17 +54,6 @@ class EngineSettings(ServiceSettings):
         int, Field(ge=0, le=3_600_000, description="Chunks keep a step within it; 0: no bound.")
     ] = 250
     num_sequences_max: Annotated[int, Field(ge=1, le=65_536)] = 256
-    transport: Literal["auto", "shm", "tcp", "rc"] = "auto"
-    bind_interface: Annotated[
-        str, Field(description="Network device for tcp and rc; empty: chosen by UCX.")
-    ] = ""
-    rdma_device: Annotated[
-        str, Field(description="Port for rc, such as mlx5_0:1; empty: the first usable.")
-    ] = ""
-    gid_index: Annotated[
-        int | None, Field(ge=0, description="Of its GID; unset: what `crossdock doctor` shows.")
-    ] = None
-    huge_pages: bool = False
     verify_handoff: Annotated[
         bool, Field(description="Check a checksum over the blocks of every handoff.")
     ] = False
@@ -75,7 +64,7 @@ class EngineSettings(ServiceSettings):
             directory = resolve(self.model)
         except ModelError as error:
             raise invalid_argument("model", str(error)) from error
-        rdma = choose_rdma(self.transport, self.rdma_device, self.gid_index)
+        rdma = self.choose_rdma()
         return EngineConfig(
             model_directory=str(directory),
             instance_id=instance_id,

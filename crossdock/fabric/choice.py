@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from crossdock.errors import invalid_argument
 from crossdock.fabric.devices import ROOT, list_ports, pick_port
+
+# What KV blocks travel over.
+Transport = Literal["auto", "shm", "tcp", "rc"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +22,7 @@ class RdmaChoice:
 
 
 def choose_rdma(
-    transport: str, device: str, gid_index: int | None, root: Path = ROOT
+    transport: Transport, device: str, gid_index: int | None, root: Path = ROOT
 ) -> RdmaChoice:
     """The port and GID that the doctor would pick, among those that were asked for.
 

@@ -22,6 +22,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from crossdock.fabric import ethtool
+from crossdock.fabric.devices import text_of
 
 _SYSFS: Final = Path("/sys/class/infiniband")
 _PREFIX: Final = "crossdock_fabric_"
@@ -182,9 +183,9 @@ class FabricCollector(Collector):
                 value = next((v for v in values if v is not None), None)
                 if value is not None:
                     family.add_metric(port, value * quantity.scale)
-            if state := _text(path / "state"):
+            if state := text_of(path / "state"):
                 active.add_metric(port, float(state.endswith("ACTIVE")))
-            if match := _RATE.match(_text(path / "rate")):
+            if match := _RATE.match(text_of(path / "rate")):
                 rate.add_metric(port, float(match[1]) * 1e9 / 8)
             pauses.add(port, self._netdev_statistics(_netdev(path)))
         families = [*quantities, active, rate, *pauses.families()]
@@ -248,21 +249,13 @@ def _counter(name: str, text: str, labels: tuple[str, ...]) -> CounterMetricFami
     return CounterMetricFamily(f"{_PREFIX}{name}", text, labels=labels)
 
 
-def _text(path: Path) -> str:
-    """What a file holds; nothing when it is absent, or its device is gone."""
-    try:
-        return path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
-
-
 def _number(path: Path) -> int | None:
-    text = _text(path)
+    text = text_of(path)
     return int(text) if text.isdecimal() else None
 
 
 def _netdev(port: Path) -> str:
     """The network device of the port's first GID that has one; empty for an InfiniBand port."""
     files = (port / "gid_attrs" / "ndevs").glob("*")
-    names = (_text(file) for file in sorted(files, key=lambda file: int(file.name)))
+    names = (text_of(file) for file in sorted(files, key=lambda file: int(file.name)))
     return next((name for name in names if name), "")

@@ -92,16 +92,16 @@ def _read_port(root: Path, device: str, folder: Path) -> Port:
     interface = next((gid.interface for gid in gids if gid.interface), "")
     if not interface:
         # A port without a GID. Soft-RoCE names its network device as its parent.
-        interface = _text(root / "sys/class/infiniband" / device / "parent") or _of_bus(
+        interface = text_of(root / "sys/class/infiniband" / device / "parent") or _of_bus(
             root / "sys/class/infiniband" / device
         )
-    mtu = _text(root / "sys/class/net" / interface / "mtu") if interface else ""
+    mtu = text_of(root / "sys/class/net" / interface / "mtu") if interface else ""
     interface_mtu_bytes = int(mtu or 0)
     return Port(
         device=device,
         number=number,
-        state=(asked.state if asked else _text(folder / "state").split(": ")[-1]) or "unknown",
-        link_layer=_text(folder / "link_layer") or "unknown",
+        state=(asked.state if asked else text_of(folder / "state").split(": ")[-1]) or "unknown",
+        link_layer=text_of(folder / "link_layer") or "unknown",
         interface=interface,
         interface_mtu_bytes=interface_mtu_bytes,
         mtu_bytes=asked.mtu_bytes if asked else _payload_bytes(interface_mtu_bytes),
@@ -124,20 +124,20 @@ def _of_bus(device: Path) -> str:
 def _read_gids(port: Path) -> list[Gid]:
     found = []
     for path in (port / "gids").glob("*"):
-        text = _text(path)
+        text = text_of(path)
         if not text:
             continue
         address = ipaddress.IPv6Address(text)
         if not int(address):
             continue
-        kind = _text(port / "gid_attrs/types" / path.name)
-        interface = _text(port / "gid_attrs/ndevs" / path.name)
+        kind = text_of(port / "gid_attrs/types" / path.name)
+        interface = text_of(port / "gid_attrs/ndevs" / path.name)
         found.append(Gid(int(path.name), address, kind, interface))
     return sorted(found, key=lambda gid: gid.index)
 
 
-def _text(path: Path) -> str:
-    """Its one line. The kernel answers with an error for entries that are not in use."""
+def text_of(path: Path) -> str:
+    """Its one line; nothing for what is absent or gone, or not in use, which is an error too."""
     try:
         return path.read_text(encoding="utf-8").strip()
     except (OSError, ValueError):

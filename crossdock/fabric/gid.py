@@ -10,9 +10,6 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
-
-GidType = Literal["IB/RoCE v1", "RoCE v2"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,12 +47,12 @@ def list_models() -> list[ModelEntry]:
     root = cache_directory()
     entries = [_catalog_model(entry, root / entry.name) for entry in CATALOG.values()]
     bundled = [bundled_directory(name) for name in BUNDLED]
-    entries += [_own_model(path) for path in bundled if _is_complete(path)]
+    entries += [_own_model(path) for path in bundled if is_complete(path)]
     if root.is_dir():
         entries += [
             _own_model(path)
             for path in sorted(root.iterdir())
-            if path.name not in CATALOG and _is_complete(path) and not path.name.startswith(".")
+            if path.name not in CATALOG and is_complete(path) and not path.name.startswith(".")
         ]
     return entries
 
@@ -126,7 +126,8 @@ def weight_files(path: Path) -> list[Path]:
     return shards
 
 
-def _is_complete(path: Path) -> bool:
+def is_complete(path: Path) -> bool:
+    """Whether a model may be served from there."""
     try:
         check_model_directory(path)
     except (ModelError, OSError):
@@ -135,7 +136,7 @@ def _is_complete(path: Path) -> bool:
 
 
 def _catalog_model(entry: CatalogEntry, path: Path) -> ModelEntry:
-    fetched = _is_complete(path)
+    fetched = is_complete(path)
     size = _size_bytes(path) if fetched else 0
     return ModelEntry(entry.name, entry.dtype, path, fetched, size, entry.source.requirement)
 

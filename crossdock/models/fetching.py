@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Literal
 
-from crossdock.models.cache import cache_directory, check_model_directory, resolve
+from crossdock.models.cache import cache_directory, is_complete, resolve
 from crossdock.models.catalog import (
     BUNDLED,
     DEFAULT_MODEL,
@@ -35,7 +35,7 @@ from crossdock.models.catalog import (
     known_names,
     variant,
 )
-from crossdock.models.errors import ModelError, ModelFetchError, UnknownModelError
+from crossdock.models.errors import ModelFetchError, UnknownModelError
 from crossdock.models.gguf_convert import convert_gguf, require_gguf_package
 
 Stage = Literal["wait", "download", "verify", "unpack", "convert", "done"]
@@ -71,7 +71,7 @@ def fetch(
     try:
         root.mkdir(parents=True, exist_ok=True)
         with _locked(root / f".{entry.name}.lock", report):
-            if not _is_whole(target):
+            if not is_complete(target):
                 require_gguf_package()
                 _clear_leftovers(root, entry)
                 _check_space(root, entry)
@@ -206,16 +206,6 @@ def _locked(path: Path, report: Progress) -> Iterator[None]:
             report("wait", 0, 0)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def _is_whole(target: Path) -> bool:
-    if not target.exists():
-        return False
-    try:
-        check_model_directory(target)
-    except ModelError:
-        return False
-    return True
 
 
 def _work_prefix(entry: CatalogEntry) -> str:

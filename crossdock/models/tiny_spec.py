@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 from crossdock.models.catalog import Dtype
 from crossdock.models.tiny_tokenizer import VOCAB_SIZE_MIN
@@ -12,7 +12,6 @@ from crossdock.models.tiny_tokenizer import VOCAB_SIZE_MIN
 Architecture = Literal[
     "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3"
 ]
-ARCHITECTURES: Final[tuple[Architecture, ...]] = get_args(Architecture)
 CLASS_NAMES: Final[dict[Architecture, str]] = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from crossdock.telemetry.logs import LogLevel
 
 
 class ServiceSettings(BaseSettings):
@@ -30,7 +32,7 @@ class ServiceSettings(BaseSettings):
     instance_id: Annotated[
         str, Field(max_length=128, description="Name of this instance; made up when empty.")
     ] = ""
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_level: LogLevel = "info"
     drain_timeout: Annotated[
         float, Field(ge=0, description="Seconds that running calls have after SIGTERM.")
     ] = 30.0

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from typing import Final
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from typing import Any, Final
 
 from google.protobuf.descriptor import FieldDescriptor
 from prometheus_client.metrics_core import (
@@ -72,21 +72,18 @@ _INTEGERS: Final = frozenset(
 class InstanceCollector(Collector):
     """Asks the instance for its status at every scrape. Made on the loop that answers."""
 
-    def __init__(self, ask: Callable[[], Awaitable[kv_pb2.InstanceStatus]]) -> None:
+    def __init__(self, ask: Callable[[], Coroutine[Any, Any, kv_pb2.InstanceStatus]]) -> None:
         self._ask = ask
         self._loop = asyncio.get_running_loop()
 
     def collect(self) -> Iterable[Metric]:
         """Runs on the thread of a scrape. Nothing where the loop is busy for long or ended."""
-        asked = asyncio.run_coroutine_threadsafe(self._status(), self._loop)
+        asked = asyncio.run_coroutine_threadsafe(self._ask(), self._loop)
         try:
             return list(metrics_of(asked.result(_ASK_MAX_S)))
         except concurrent.futures.TimeoutError:
             asked.cancel()
             raise
-
-    async def _status(self) -> kv_pb2.InstanceStatus:
-        return await self._ask()
 
 
 def metrics_of(status: kv_pb2.InstanceStatus) -> Iterator[Metric]:

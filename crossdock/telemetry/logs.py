@@ -8,12 +8,12 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any, Final, TextIO, cast
+from typing import Any, Literal, TextIO, cast
 
 import structlog
 from structlog.typing import EventDict, WrappedLogger
 
-LEVELS: Final = ("debug", "info", "warning", "error")
+LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 class _StandardError(io.TextIOBase):
@@ -27,7 +27,7 @@ class _StandardError(io.TextIOBase):
         return len(text)
 
 
-def configure_logging(level: str, **fields: str) -> None:
+def configure_logging(level: LogLevel, **fields: str) -> None:
     """Sets structlog up for the process; `fields` (role, instance_id) are in every line."""
 
     # Not contextvars: gRPC runs its callbacks in contexts of its own.

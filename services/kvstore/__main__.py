@@ -10,7 +10,6 @@ import structlog
 from prometheus_client.registry import Collector
 
 from crossdock.errors import Code, CrossdockError, Reason
-from crossdock.fabric.choice import choose_rdma
 from crossdock.fabric.counters import FabricCollector
 from crossdock.rpc.native_import import requires_native
 from crossdock.rpc.server import RpcServer
@@ -57,7 +56,7 @@ class KvStoreService:
 
 
 def _segment(settings: KvStoreSettings, memory_bytes: int, epoch: int) -> native.Segment:
-    rdma = choose_rdma(settings.transport, settings.rdma_device, settings.gid_index)
+    rdma = settings.choose_rdma()
     try:
         segment = native.Segment(
             transport=settings.transport,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from crossdock.errors import Code, CrossdockError
-from crossdock.fabric.choice import RdmaChoice, choose_rdma
+from crossdock.fabric.choice import RdmaChoice, Transport, choose_rdma
 from tests.fakes.rdma_tree import V2, write_port
 
 MAPPED = ((3, "0000:0000:0000:0000:0000:ffff:0a09:0001", V2),)
@@ -21,7 +21,7 @@ def test_the_doctors_choice_is_taken_where_nothing_is_asked_for(tmp_path: Path) 
 def test_without_a_usable_port_only_an_automatic_choice_goes_on(tmp_path: Path) -> None:
     write_port(tmp_path, "mlx5_0:1", "eth2")
     assert choose_rdma("auto", "", None, tmp_path) == RdmaChoice()
-    asked: list[tuple[str, str, int | None]] = [
+    asked: list[tuple[Transport, str, int | None]] = [
         ("rc", "", None),
         ("auto", "mlx5_0:1", None),
         ("auto", "", 3),

@@ -6,7 +6,6 @@ import pytest
 
 from crossdock.models import (
     DEFAULT_MODEL,
-    ModelDirectoryError,
     ModelNotFetchedError,
     UnknownModelError,
     cache_directory,
@@ -15,6 +14,7 @@ from crossdock.models import (
     resolve,
 )
 from crossdock.models.catalog import BUNDLED
+from crossdock.models.errors import ModelDirectoryError
 from crossdock.models.tiny import TinyModel, write_tiny_model
 
 
