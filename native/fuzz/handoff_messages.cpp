@@ -1,11 +1,12 @@
 // Feeds decode_handoff random bytes and mutations of real messages. A message either parses and
 // encodes to the same bytes again, or is refused; nothing else may happen (run it under ASan and
-// UBSan). Usage: handoff_messages_fuzz [rounds] [seed]
+// UBSan). Sealed, it is let in as it is and in no other form.
+// Usage: handoff_messages_fuzz [rounds] [seed]
 #include <cstdio>
 #include <cstdlib>
 #include <random>
 
-#include "crossdock/handoff/messages.h"
+#include "crossdock/handoff/envelope.h"
 
 namespace crossdock {
 namespace {
@@ -19,7 +20,10 @@ class Fuzz {
   Bytes random_bytes() {
     Bytes bytes(pick(4) == 0 ? pick(2000) : pick(80));
     for (std::byte& b : bytes) b = static_cast<std::byte>(random_());
-    if (!bytes.empty() && pick(2) == 0) bytes[0] = static_cast<std::byte>(pick(9));
+    if (bytes.size() > 1 && pick(2) == 0) {
+      bytes[0] = std::byte{kHandoffVersion};
+      bytes[1] = static_cast<std::byte>(pick(9));
+    }
     return bytes;
   }
 
@@ -36,12 +40,11 @@ class Fuzz {
       case 2: return Refuse{key, StatusCode::kResourceExhausted};
       case 3: return Revoke{key};
       case 4: {
-        Commit commit{key, small, {}, {}, {}};
+        Commit commit{key, small, {}, {}};
         for (uint64_t i = pick(5); i > 0; --i) {
           commit.choices.push_back({static_cast<int32_t>(random_()), random_(), random_()});
         }
         for (uint8_t& b : commit.checksum) b = static_cast<uint8_t>(random_());
-        for (uint8_t& b : commit.mac) b = static_cast<uint8_t>(random_());
         return commit;
       }
       case 5: return Ack{key};
@@ -65,7 +68,7 @@ class Fuzz {
           }
           break;
         default:
-          if (!bytes.empty()) bytes[0] = static_cast<std::byte>(random_());
+          if (bytes.size() > 1) bytes[pick(2)] = static_cast<std::byte>(random_());
       }
     }
     return bytes;
@@ -85,6 +88,13 @@ bool holds(const Bytes& bytes, bool must_parse) {
   return encode(message.value()) == bytes;
 }
 
+constexpr PairKey kKey{1, 2, 3};
+constexpr uint64_t kSender = 7;
+
+bool lets_in(const Bytes& sealed) {
+  return !std::holds_alternative<handoff_event::Forged>(receive(1, sealed, kKey, kSender));
+}
+
 }  // namespace
 }  // namespace crossdock
 
@@ -97,9 +107,15 @@ int main(int argc, char** argv) {
     const auto real = crossdock::encode(fuzz.random_message());
     const auto changed = fuzz.mutated(real);
     const auto noise = fuzz.random_bytes();
-    if (!crossdock::holds(real, true) || !crossdock::holds(changed, false) ||
-        !crossdock::holds(noise, false)) {
-      std::fprintf(stderr, "decode_handoff broke its promise in round %ld of seed %llu\n", round,
+    const auto sealed = crossdock::seal(real, crossdock::kKey, crossdock::kSender);
+    const auto other = fuzz.mutated(sealed);
+    const bool decodes = crossdock::holds(real, true) && crossdock::holds(changed, false) &&
+                         crossdock::holds(noise, false);
+    const bool seals = crossdock::lets_in(sealed) && !crossdock::lets_in(noise) &&
+                       crossdock::lets_in(other) == (other == sealed);
+    if (!decodes || !seals) {
+      std::fprintf(stderr, "%s broke its promise in round %ld of seed %llu\n",
+                   decodes ? "the seal" : "decode_handoff", round,
                    static_cast<unsigned long long>(seed));
       return 1;
     }

@@ -295,16 +295,17 @@ void Network::apply(Node& node, Notify& notify) {
   // A message to a peer that is broken or closed needs no event: PeerBroken said so.
   if (!end.has_value() || end->side().phase != Phase::kReady) return;
   ++timeline_.statistics.messages;
-  const auto kind = tamperings.take(node.id, notify.message);
-  if (!kind.has_value()) return send_message(*end, notify.message, 0);
+  const auto tampering = tamperings.take(node.id, notify.message);
+  if (!tampering.has_value()) return send_message(*end, notify.message, 0);
   ++timeline_.statistics.messages_tampered;
-  timeline_.note("tamper", node.id, uint64_t(*kind));
-  const auto message = tampered(*kind, notify.message, timeline_.random);
+  timeline_.note("tamper", node.id, uint64_t(tampering->kind));
+  const auto message = tampered(*tampering, notify.message, timeline_.random);
   const uint64_t later_ns = timeline_.random.between(kTamperedMinNs, kTamperedMaxNs);
-  switch (*kind) {
+  switch (tampering->kind) {
     case TamperKind::kDrop: return;
     case TamperKind::kDelay: return send_message(*end, message, later_ns);
     case TamperKind::kDuplicate: send_message(*end, message, 0); break;
+    case TamperKind::kForge: send_message(*end, notify.message, 0); break;
     case TamperKind::kReplay: {
       const Node* source = &node;
       const Node* target = end->other().node;
@@ -318,7 +319,6 @@ void Network::apply(Node& node, Notify& notify) {
       break;
     }
     case TamperKind::kTruncate:
-    case TamperKind::kForge:
     case TamperKind::kIncarnation:
     case TamperKind::kAttempt: break;
   }

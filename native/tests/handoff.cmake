@@ -1,3 +1,5 @@
+crossdock_test(handoff_envelope_test SOURCES tests/handoff/envelope_test.cpp
+  LINKS crossdock_handoff)
 crossdock_test(handoff_messages_test SOURCES tests/handoff/messages_test.cpp
   LINKS crossdock_handoff)
 crossdock_test(handoff_outcomes_test SOURCES tests/handoff/outcomes_test.cpp

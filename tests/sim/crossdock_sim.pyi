@@ -161,16 +161,19 @@ class World:
         self, source: EngineId, how: Tampering, *, message: Message = "any", count: int = 1
     ) -> None:
         """The next `count` messages of that kind that `source` sends are dropped, sent twice, cut
-        short, given another token under the old MAC (forge: commits alone), held back for long
-        (delay; later ones wait behind), given another incarnation or attempt with the MAC as it
-        was, or sent once more much later, even on a later connection of the two (replay)."""
+        short, held back for long (delay; later ones wait behind), given another incarnation or
+        attempt under the seal that they had, or sent once more much later, even on a later
+        connection of the two (replay). With `forge`, as many of that kind come that `source` never
+        sent, made without the pair's key, each behind a message of its own about the same
+        handoff."""
 
     # ---- what checkers ask -----------------------------------------------------------------------
     def violations(self) -> list[Violation]:
         """Since the beginning, oldest first."""
     def check(self) -> None:
-        """Conservation in every engine now: pool, tree, scheduler; it is also looked at after
-        every step. A fault is a violation."""
+        """Conservation in every engine and kvstore now: pool, tree, scheduler, index; it is also
+        looked at after every step. Every stored block has the bytes of its checksum; of new ones
+        this is looked at as they are published. A fault is a violation."""
     def sabotage(self, rule: str) -> None:
         """Has the transport break one of its promises from now on, so that a checker must fire:
         "fence-proves-nothing" or "closing-proves-nothing"."""

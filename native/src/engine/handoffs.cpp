@@ -20,9 +20,7 @@ void Engine::on(OperationDone& event) {
 void Engine::on(MessageArrived& event) {
   const Peer* peer = peers_.find(event.peer);
   if (peer == nullptr || peer->state != PeerState::kReady || peer->store) return;
-  auto message = decode_handoff(event.message);
-  if (!message.ok()) return tell(handoff_event::Malformed{event.peer, message.status()});
-  tell(handoff_event::Arrived{event.peer, std::move(message).value()});
+  tell(receive(event.peer, event.message, peer->key, peer->epoch));
 }
 
 void Engine::on(PeerReady& event) {
@@ -33,7 +31,7 @@ void Engine::on(PeerReady& event) {
   if (peer->store) {
     store_.store_connected();
   } else {
-    tell(handoff_event::PairUp{peer->id, peer->epoch, peer->incarnation, peer->key});
+    tell(handoff_event::PairUp{peer->id, peer->epoch, peer->incarnation});
   }
   const bool shared = event.shared_memory == SharedMemory::kUsed;
   emit(link::PeerConnected{.peer_id = event.peer,
@@ -104,7 +102,9 @@ void Engine::tell(HandoffEvent event) {
 }
 
 void Engine::act(handoff_action::Send& action) {
-  transfer_->submit(Notify{action.pair, encode(action.message)});
+  const PairKey& key = peers_.find(action.pair)->key;
+  transfer_->submit(
+      Notify{action.pair, seal(encode(action.message), key, transfer_->descriptor().epoch)});
 }
 
 void Engine::act(handoff_action::Reserve& action) {

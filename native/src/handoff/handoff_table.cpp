@@ -66,7 +66,8 @@ struct HandoffTable::Impl {
       }
       receivers.writes_proven(id, x);
     }
-    pairs.add(event.pair, {event.peer_epoch, event.incarnation, event.key, true, false, 0, 0});
+    pairs.add(event.pair,
+              {.peer_epoch = event.peer_epoch, .incarnation = event.incarnation, .up = true});
   }
 
   void on(const handoff_event::PairBroken& event, Exchange& x) { break_pair(event.pair, x); }
@@ -84,12 +85,22 @@ struct HandoffTable::Impl {
   }
 
   void on(const handoff_event::Arrived& event, Exchange& x) {
-    const Pair* pair = pairs.find(event.pair);
+    Pair* pair = pairs.find(event.pair);
     if (pair == nullptr || !pair->up || key_of(event.message).incarnation != pair->incarnation) {
       ++counters.refused_incarnation;
       return;
     }
+    pair->heard = true;
     std::visit([&](const auto& message) { deliver(event.pair, message, x); }, event.message);
+  }
+
+  void on(const handoff_event::Forged& event, Exchange& x) {
+    ++counters.refused_mac;
+    const Pair* pair = pairs.find(event.pair);
+    if (pair == nullptr || pair->heard) return;
+    x.to_break.emplace_back(event.pair,
+                            "its first message is not sealed under the pair's key: the two engines "
+                            "do not agree on it, or speak different versions");
   }
 
   void on(const handoff_event::Malformed& event, Exchange& x) {
@@ -225,7 +236,7 @@ std::string HandoffTable::describe() const {
             (pair.up       ? " up"
              : pair.closed ? " closed"
                            : " broken") +
-            " handoffs " + std::to_string(pair.num_handoffs) + "\n";
+            (pair.heard ? " heard" : "") + " handoffs " + std::to_string(pair.num_handoffs) + "\n";
   }
   impl_->receivers.describe(text);
   impl_->senders.describe(text);

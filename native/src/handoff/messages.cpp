@@ -1,8 +1,6 @@
-// Every message is: kind (one byte), key (id, attempt, incarnation), then its own fields. All
-// counts are bounded here, before anything is allocated for them.
+// Every message is: version and kind (one byte each), key (id, attempt, incarnation), then its own
+// fields. All counts are bounded here, before anything is allocated for them.
 #include "crossdock/handoff/messages.h"
-
-#include <sodium.h>
 
 #include <cassert>
 #include <cstdio>
@@ -20,7 +18,11 @@ constexpr uint8_t kind_of() {
 }
 constexpr uint8_t kNumKinds = std::variant_size_v<HandoffMessage>;
 
+// Of most messages, with their seal; a grant has its blocks besides.
+constexpr size_t kUsualBytes = 128;
+
 void put_key(WireWriter& writer, uint8_t kind, const HandoffKey& key) {
+  writer.put(kHandoffVersion);
   writer.put(kind);
   writer.put(key.id.high);
   writer.put(key.id.low);
@@ -35,19 +37,6 @@ HandoffKey get_key(WireReader& reader) {
   key.attempt = reader.get<uint32_t>();
   key.incarnation = reader.get<uint64_t>();
   return key;
-}
-
-void put_unsigned_commit(WireWriter& writer, const Commit& commit) {
-  assert(commit.choices.size() <= kHandoffChoicesMax);
-  put_key(writer, kind_of<Commit>(), commit.key);
-  writer.put(commit.num_blocks);
-  writer.put(static_cast<uint32_t>(commit.choices.size()));
-  for (const ChoiceState& choice : commit.choices) {
-    writer.put(choice.first_token);
-    writer.put(choice.digest_low);
-    writer.put(choice.digest_high);
-  }
-  writer.put_raw(std::as_bytes(std::span(commit.checksum)));
 }
 
 struct Encoder {
@@ -66,8 +55,16 @@ struct Encoder {
   void operator()(const Refuse& refuse) const { put_reason(refuse); }
   void operator()(const Revoke& revoke) const { put_key(writer, kind_of<Revoke>(), revoke.key); }
   void operator()(const Commit& commit) const {
-    put_unsigned_commit(writer, commit);
-    writer.put_raw(std::as_bytes(std::span(commit.mac)));
+    assert(commit.choices.size() <= kHandoffChoicesMax);
+    put_key(writer, kind_of<Commit>(), commit.key);
+    writer.put(commit.num_blocks);
+    writer.put(static_cast<uint32_t>(commit.choices.size()));
+    for (const ChoiceState& choice : commit.choices) {
+      writer.put(choice.first_token);
+      writer.put(choice.digest_low);
+      writer.put(choice.digest_high);
+    }
+    writer.put_raw(std::as_bytes(std::span(commit.checksum)));
   }
   void operator()(const Ack& ack) const { put_key(writer, kind_of<Ack>(), ack.key); }
   void operator()(const Nack& nack) const { put_reason(nack); }
@@ -84,8 +81,8 @@ struct Encoder {
   }
 };
 
-Status malformed(const char* what) {
-  return {StatusCode::kInvalidArgument, std::string("handoff message: ") + what};
+Status malformed(const std::string& what) {
+  return {StatusCode::kInvalidArgument, "handoff message: " + what};
 }
 
 template <typename Message>
@@ -99,7 +96,7 @@ Result<HandoffMessage> decode_reason(const HandoffKey& key, WireReader& reader) 
 }
 
 Result<HandoffMessage> decode_commit(const HandoffKey& key, WireReader& reader) {
-  Commit commit{key, 0, {}, {}, {}};
+  Commit commit{key, 0, {}, {}};
   commit.num_blocks = reader.get<uint32_t>();
   const auto num_choices = reader.get<uint32_t>();
   if (num_choices > kHandoffChoicesMax) return malformed("too many choices");
@@ -111,10 +108,8 @@ Result<HandoffMessage> decode_commit(const HandoffKey& key, WireReader& reader) 
     choice.digest_high = reader.get<uint64_t>();
     commit.choices.push_back(choice);
   }
-  for (auto* field : {&commit.checksum, &commit.mac}) {
-    const auto raw = reader.get_raw(field->size());
-    if (!raw.empty()) std::memcpy(field->data(), raw.data(), field->size());
-  }
+  const auto checksum = reader.get_raw(commit.checksum.size());
+  if (!checksum.empty()) std::memcpy(commit.checksum.data(), checksum.data(), checksum.size());
   if (!reader.done()) return malformed("wrong length");
   return HandoffMessage(std::move(commit));
 }
@@ -130,6 +125,8 @@ std::string to_string(const HandoffId& id) {
 
 std::vector<std::byte> encode(const HandoffMessage& message) {
   WireWriter writer;
+  const auto* grant = std::get_if<GrantBlocks>(&message);
+  writer.reserve(kUsualBytes + (grant != nullptr ? grant->blocks.size() * sizeof(BlockId) : 0));
   std::visit(Encoder{writer}, message);
   return writer.take();
 }
@@ -137,6 +134,11 @@ std::vector<std::byte> encode(const HandoffMessage& message) {
 Result<HandoffMessage> decode_handoff(std::span<const std::byte> bytes) {
   if (bytes.size() > kHandoffMessageBytesMax) return malformed("too long");
   WireReader reader(bytes);
+  const auto version = reader.get<uint8_t>();
+  if (!reader.failed() && version != kHandoffVersion) {
+    return malformed("version " + std::to_string(version) + ", ours is " +
+                     std::to_string(kHandoffVersion));
+  }
   const auto kind = reader.get<uint8_t>();
   if (!reader.failed() && kind >= kNumKinds) return malformed("unknown kind");
   const HandoffKey key = get_key(reader);
@@ -169,26 +171,6 @@ Result<HandoffMessage> decode_handoff(std::span<const std::byte> bytes) {
 
 const HandoffKey& key_of(const HandoffMessage& message) {
   return std::visit([](const auto& m) -> const HandoffKey& { return m.key; }, message);
-}
-
-std::array<uint8_t, 16> commit_mac(const Commit& commit, const PairKey& key) {
-  WireWriter writer;
-  put_unsigned_commit(writer, commit);
-  const auto bytes = writer.bytes();
-  std::array<uint8_t, 16> mac{};
-  // The personalisation keeps this use of the pair's key apart from every other.
-  static constexpr unsigned char kPersonal[crypto_generichash_blake2b_PERSONALBYTES + 1] =
-      "crossdock-commit";
-  [[maybe_unused]] const int rc = crypto_generichash_blake2b_salt_personal(
-      mac.data(), mac.size(), reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size(),
-      key.data(), key.size(), nullptr, kPersonal);
-  assert(rc == 0);
-  return mac;
-}
-
-bool commit_mac_matches(const Commit& commit, const PairKey& key) {
-  const auto expected = commit_mac(commit, key);
-  return sodium_memcmp(expected.data(), commit.mac.data(), expected.size()) == 0;
 }
 
 }  // namespace crossdock

@@ -13,8 +13,8 @@ namespace crossdock {
 struct Pair {
   uint64_t peer_epoch = 0;
   uint64_t incarnation = 0;
-  PairKey key{};
   bool up = false;
+  bool heard = false;  // it has brought an authentic message
   bool closed = false;
   uint32_t num_handoffs = 0;  // living ones that refer to it, on either side
   uint32_t num_pending = 0;   // opens of it that wait for their Expect

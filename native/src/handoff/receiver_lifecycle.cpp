@@ -3,7 +3,7 @@
 //  1 Expect (Generate) and open (P) meet, in either order        Absent -> Expected | Pending
 //  2 the loop is asked for blocks                                 -> Reserving
 //  3 it has them: grant                                           -> Granted
-//  4 commit, valid in every field; verified where that is on      -> (Verifying) -> Committed
+//  4 commit that fits the grant; verified where that is on        -> (Verifying) -> Committed
 //  5 the sequence finishes                                        -> Ended
 //  6 or, before 4, somebody gives up: what nobody was told of is dropped (-> Revoked -> Freed),
 //    what P may be writing to is quarantined (-> Quarantined) until a proof: aborted, a commit,
@@ -35,7 +35,7 @@ const Lifecycle::Row kRows[] = {
     {S::kAbsent, {I::kOpenOverLimit}, S::kFreed, {D::kSendRefuse}, &N::refused_limit,
      C::kResourceExhausted, "too many opens of this pair wait for their Generate"},
     // An id that its P has done with is remembered, so that an Expect on its way ends at once.
-    {S::kAbsent, {I::kCommit, I::kCommitToVerify, I::kCommitMisfit, I::kCommitForged}, S::kFreed,
+    {S::kAbsent, {I::kCommit, I::kCommitToVerify, I::kCommitMisfit}, S::kFreed,
      {D::kSendNack}, &N::refused_unknown, C::kNotFound, "no handoff of this id is expected"},
     {S::kAbsent, {I::kAborted}, S::kFreed, {}, &N::refused_unknown},
     // A reservation that nobody waits for is given back rather than kept for ever.
@@ -52,7 +52,7 @@ const Lifecycle::Row kRows[] = {
     {S::kPending, {I::kExpectLost}, S::kFreed, {D::kSendRefuse, D::kLost}, &N::lost,
      C::kUnavailable, "the prefill instance is gone; try another one"},
     {S::kPending, {I::kOpen, I::kOpenMisfit, I::kOpenOverLimit}, S::kPending, {}, &N::duplicates},
-    {S::kPending, {I::kCommit, I::kCommitToVerify, I::kCommitMisfit, I::kCommitForged}, S::kFreed,
+    {S::kPending, {I::kCommit, I::kCommitToVerify, I::kCommitMisfit}, S::kFreed,
      {D::kSendNack}, &N::refused_state, C::kFailedPrecondition, "a commit without a grant"},
     {S::kPending, {I::kAborted}, S::kFreed, {}, &N::aborts},
     {S::kPending, {I::kPairBroken}, S::kFreed, {}, &N::aborts},
@@ -70,7 +70,7 @@ const Lifecycle::Row kRows[] = {
     {S::kExpected, {I::kOpen, I::kOpenOverLimit}, S::kReserving, {D::kReserve}},
     {S::kExpected, {I::kOpenMisfit}, S::kFreed, {D::kSendRefuse, D::kLost}, &N::refused_shape,
      C::kFailedPrecondition, "prefill and decode were given prompts of different lengths"},
-    {S::kExpected, {I::kCommit, I::kCommitToVerify, I::kCommitMisfit, I::kCommitForged},
+    {S::kExpected, {I::kCommit, I::kCommitToVerify, I::kCommitMisfit},
      S::kExpected, {D::kSendNack}, &N::refused_state, C::kFailedPrecondition,
      "a commit without a grant"},
     {S::kExpected, {I::kAborted}, S::kFreed, {D::kLost}, &N::aborts, C::kAborted,
@@ -93,7 +93,7 @@ const Lifecycle::Row kRows[] = {
     {S::kReserving, {I::kExpect, I::kExpectLost, I::kExpectOther, I::kExpectMisfit, I::kOpen,
      I::kOpenOverLimit}, S::kReserving, {}, &N::duplicates},
     {S::kReserving, {I::kOpenMisfit}, S::kReserving, {}, &N::refused_shape},
-    {S::kReserving, {I::kCommit, I::kCommitToVerify, I::kCommitMisfit, I::kCommitForged},
+    {S::kReserving, {I::kCommit, I::kCommitToVerify, I::kCommitMisfit},
      S::kReserving, {D::kSendNack}, &N::refused_state, C::kFailedPrecondition,
      "a commit without a grant"},
     {S::kReserving, {I::kAborted}, S::kRevoked, {D::kLost}, &N::aborts, C::kAborted,
@@ -113,12 +113,10 @@ const Lifecycle::Row kRows[] = {
      C::kFailedPrecondition, "the open names another prompt length than the granted one"},
     {S::kGranted, {I::kCommit}, S::kCommitted, {D::kActivate, D::kSendAck}, &N::commits},
     {S::kGranted, {I::kCommitToVerify}, S::kVerifying, {D::kVerify}},
-    // A misfit under a good MAC still proves that P's writes are done; a forged one proves nothing.
+    // A misfit still proves that P's writes are done.
     {S::kGranted, {I::kCommitMisfit}, S::kFreed, {D::kSendNack, D::kQuarantine, D::kLost,
      D::kEndQuarantine}, &N::refused_shape, C::kFailedPrecondition,
      "the commit does not fit the grant (blocks, choices, or no checksum where one is verified)"},
-    {S::kGranted, {I::kCommitForged}, S::kQuarantined, {D::kSendNack, D::kQuarantine, D::kLost},
-     &N::refused_mac, C::kAborted, "the commit's MAC does not match the pair's key"},
     {S::kGranted, {I::kAborted}, S::kFreed, {D::kQuarantine, D::kLost, D::kEndQuarantine},
      &N::aborts, C::kAborted, "the prefill instance gave the handoff up"},
     {S::kGranted, {I::kEnd}, S::kQuarantined, {D::kSendRevoke, D::kQuarantine}, &N::revokes},
@@ -141,7 +139,6 @@ const Lifecycle::Row kRows[] = {
     {S::kVerifying, {I::kExpect, I::kExpectLost, I::kExpectOther, I::kExpectMisfit, I::kOpen,
      I::kOpenMisfit, I::kOpenOverLimit, I::kCommit, I::kCommitToVerify, I::kCommitMisfit},
      S::kVerifying, {}, &N::duplicates},
-    {S::kVerifying, {I::kCommitForged}, S::kVerifying, {}, &N::refused_mac},
     {S::kVerifying, {I::kAborted}, S::kVerifying, {}, &N::late_messages},
     {S::kVerifying, {I::kPairBroken, I::kWritesProven, I::kPeerLost}, S::kVerifying, {}},
     {S::kVerifying, {I::kReserved, I::kReserveFailed, I::kExpired}, S::kVerifying, {},
@@ -150,7 +147,6 @@ const Lifecycle::Row kRows[] = {
     // ---- committed: P is no longer needed ----
     {S::kCommitted, {I::kCommit, I::kCommitToVerify, I::kCommitMisfit}, S::kCommitted,
      {D::kSendAck}, &N::duplicates},
-    {S::kCommitted, {I::kCommitForged}, S::kCommitted, {}, &N::refused_mac},
     {S::kCommitted, {I::kExpect, I::kExpectLost, I::kExpectOther, I::kExpectMisfit, I::kOpen,
      I::kOpenMisfit, I::kOpenOverLimit}, S::kCommitted, {}, &N::duplicates},
     {S::kCommitted, {I::kAborted}, S::kCommitted, {}, &N::late_messages},
@@ -164,7 +160,7 @@ const Lifecycle::Row kRows[] = {
     {S::kRevoked, {I::kReserveFailed}, S::kFreed, {}},
     {S::kRevoked, {I::kOpen, I::kOpenMisfit, I::kOpenOverLimit}, S::kRevoked, {D::kSendRefuse},
      &N::refused_state, C::kAborted, "the handoff was revoked"},
-    {S::kRevoked, {I::kCommit, I::kCommitToVerify, I::kCommitMisfit, I::kCommitForged}, S::kRevoked,
+    {S::kRevoked, {I::kCommit, I::kCommitToVerify, I::kCommitMisfit}, S::kRevoked,
      {D::kSendNack}, &N::refused_state, C::kAborted, "the handoff was revoked"},
     {S::kRevoked, {I::kAborted}, S::kRevoked, {}, &N::late_messages},
     {S::kRevoked, {I::kExpect, I::kExpectLost, I::kExpectOther, I::kExpectMisfit}, S::kRevoked, {},
@@ -177,8 +173,6 @@ const Lifecycle::Row kRows[] = {
     {S::kQuarantined, {I::kAborted}, S::kFreed, {D::kEndQuarantine}, &N::aborts},
     {S::kQuarantined, {I::kCommit, I::kCommitToVerify, I::kCommitMisfit}, S::kFreed, {D::kSendNack,
      D::kEndQuarantine}, &N::refused_state, C::kAborted, "the handoff was revoked"},
-    {S::kQuarantined, {I::kCommitForged}, S::kQuarantined, {D::kSendNack}, &N::refused_mac,
-     C::kAborted, "the handoff was revoked"},
     {S::kQuarantined, {I::kWritesProven}, S::kFreed, {D::kEndQuarantine}},
     {S::kQuarantined, {I::kExpired}, S::kQuarantined, {D::kBreakPair}, &N::expired,
      C::kDeadlineExceeded, "a revoked handoff was not aborted in time"},
@@ -192,7 +186,7 @@ const Lifecycle::Row kRows[] = {
 
     // ---- given up while verifying: only the check itself still reads the blocks ----
     {S::kVerifyRevoked, {I::kVerified, I::kVerifyFailed}, S::kFreed, {D::kEndQuarantine}},
-    {S::kVerifyRevoked, {I::kCommit, I::kCommitToVerify, I::kCommitMisfit, I::kCommitForged},
+    {S::kVerifyRevoked, {I::kCommit, I::kCommitToVerify, I::kCommitMisfit},
      S::kVerifyRevoked, {D::kSendNack}, &N::refused_state, C::kAborted, "the handoff was revoked"},
     {S::kVerifyRevoked, {I::kOpen, I::kOpenMisfit, I::kOpenOverLimit}, S::kVerifyRevoked,
      {D::kSendRefuse}, &N::refused_state, C::kAborted, "the handoff was revoked"},
@@ -206,7 +200,6 @@ const Lifecycle::Row kRows[] = {
     // ---- tombstones ----
     {S::kEnded, {I::kCommit, I::kCommitToVerify, I::kCommitMisfit}, S::kEnded, {D::kSendAck},
      &N::duplicates},
-    {S::kEnded, {I::kCommitForged}, S::kEnded, {}, &N::refused_mac},
     {S::kEnded, {I::kExpect, I::kExpectLost, I::kExpectOther, I::kExpectMisfit}, S::kEnded,
      {D::kLost}, &N::lost, C::kAlreadyExists, "this handoff id has already been used"},
     {S::kEnded, {I::kOpen, I::kOpenMisfit, I::kOpenOverLimit}, S::kEnded, {}, &N::duplicates},
@@ -219,7 +212,7 @@ const Lifecycle::Row kRows[] = {
      {D::kLost}, &N::lost, C::kAborted, "the handoff had already been refused or given up"},
     {S::kFreed, {I::kOpen, I::kOpenMisfit, I::kOpenOverLimit}, S::kFreed, {D::kSendRefuse},
      &N::refused_state, C::kAborted, "the handoff has ended"},
-    {S::kFreed, {I::kCommit, I::kCommitToVerify, I::kCommitMisfit, I::kCommitForged}, S::kFreed,
+    {S::kFreed, {I::kCommit, I::kCommitToVerify, I::kCommitMisfit}, S::kFreed,
      {D::kSendNack}, &N::refused_state, C::kAborted, "the handoff has ended"},
     {S::kFreed, {I::kAborted}, S::kFreed, {}, &N::late_messages},
     {S::kFreed, {I::kReserved}, S::kFreed, {D::kDropReservation}, &N::late_events},

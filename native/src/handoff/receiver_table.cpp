@@ -85,7 +85,7 @@ void ReceiverTable::on_message(PairId pair, const Commit& commit, Exchange& x) {
   cause.pair = pair;
   cause.key = &commit.key;
   cause.commit = &commit;
-  apply(commit.key.id, input_of(commit, pair, x), cause, x);
+  apply(commit.key.id, input_of(commit), cause, x);
 }
 
 void ReceiverTable::on_message(PairId pair, const Aborted& aborted, Exchange& x) {
@@ -126,9 +126,7 @@ receiver::Input ReceiverTable::input_of(const Open& open, PairId pair, const Exc
                                                                       : Input::kOpen;
 }
 
-receiver::Input ReceiverTable::input_of(const Commit& commit, PairId pair,
-                                        const Exchange& x) const {
-  if (!commit_mac_matches(commit, x.pairs.find(pair)->key)) return Input::kCommitForged;
+receiver::Input ReceiverTable::input_of(const Commit& commit) const {
   const auto it = live_.find(commit.key.id);
   if (it == live_.end() || it->second.state != State::kGranted) return Input::kCommit;
   const Record& record = it->second;

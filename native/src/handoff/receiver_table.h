@@ -82,7 +82,7 @@ class ReceiverTable {
   uint64_t deadline_of(const Record& record, const Exchange& x) const;
 
   Input input_of(const Open& open, PairId pair, const Exchange& x) const;
-  Input input_of(const Commit& commit, PairId pair, const Exchange& x) const;
+  Input input_of(const Commit& commit) const;
   // The counter of the refusal of a message that does not belong to the handoff it names.
   HandoffCounter refusal(const HandoffKey& key, PairId pair, const Exchange& x) const;
   const Tombstones<State>::Tombstone* find_tombstone(const HandoffId& id) const;

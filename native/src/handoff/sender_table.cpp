@@ -1,7 +1,6 @@
 #include "sender_table.h"
 
 #include <algorithm>
-#include <cassert>
 #include <utility>
 
 namespace crossdock {
@@ -169,7 +168,10 @@ void SenderTable::run(Step step, const Record& record, const Cause& cause, Excha
     case Step::kStartWrites:
       x.actions.push_back(StartWrites{id, cause.grant->num_matched_blocks, cause.grant->blocks});
       break;
-    case Step::kSendCommit: send_commit(record, *cause.arrived, x); break;
+    case Step::kSendCommit:
+      x.send(record.pair, Commit{record.key, record.num_blocks, cause.arrived->choices,
+                                 cause.arrived->checksum});
+      break;
     case Step::kStopWrites: x.actions.push_back(StopWrites{id}); break;
     case Step::kSendAborted:
       // An answer echoes the message's key: of an unknown id nothing else is known.
@@ -178,15 +180,6 @@ void SenderTable::run(Step step, const Record& record, const Cause& cause, Excha
       break;
     case Step::kFinish: x.actions.push_back(Finished{id, record.outcome}); break;
   }
-}
-
-void SenderTable::send_commit(const Record& record, const handoff_event::WritesArrived& arrived,
-                              Exchange& x) {
-  const Pair* pair = x.pairs.find(record.pair);
-  assert(pair != nullptr && "a living handoff keeps its pair");
-  Commit commit{record.key, record.num_blocks, arrived.choices, arrived.checksum, {}};
-  commit.mac = commit_mac(commit, pair->key);
-  x.send(record.pair, std::move(commit));
 }
 
 void SenderTable::move(const HandoffId& id, Record&& record, State next, Exchange& x) {

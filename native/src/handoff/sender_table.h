@@ -69,7 +69,6 @@ class SenderTable {
   void apply_on_pair(PairId pair, Input input, Exchange& x);
   void apply(const HandoffId& id, Input input, const Cause& cause, Exchange& x);
   void run(Step step, const Record& record, const Cause& cause, Exchange& x);
-  void send_commit(const Record& record, const handoff_event::WritesArrived& arrived, Exchange& x);
   void move(const HandoffId& id, Record&& record, State next, Exchange& x);
 
   HandoffConfig config_;

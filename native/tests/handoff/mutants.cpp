@@ -93,16 +93,6 @@ const ReceiverMutant kMutants[] = {
      {D::kQuarantine}},
     {"an open that waits for ever", S::kPending, I::kPeerLost, S::kFreed, {}},
     {"an open that nobody names and that is kept", S::kPending, I::kExpired, S::kPending, {}},
-    {"a forged commit that ends the quarantine",
-     S::kQuarantined,
-     I::kCommitForged,
-     S::kFreed,
-     {D::kSendNack, D::kEndQuarantine}},
-    {"a forged commit taken for proof",
-     S::kGranted,
-     I::kCommitForged,
-     S::kFreed,
-     {D::kSendNack, D::kQuarantine, D::kLost, D::kEndQuarantine}},
     {"a refusal that P is not told of", S::kReserving, I::kReserveFailed, S::kFreed, {D::kLost}},
     {"an expectation that outlives its peer", S::kExpected, I::kPeerLost, S::kExpected, {}},
     {"a lease that ends without an end", S::kExpected, I::kEnd, S::kExpected, {}},
@@ -179,7 +169,9 @@ const SightMutant kSightMutants[] = {
     {"the incarnation is ignored", [](WorldConfig& c) { c.blind.incarnation = true; }},
     {"the attempt is ignored", [](WorldConfig& c) { c.blind.attempt = true; }},
     {"the pair that speaks is ignored", [](WorldConfig& c) { c.blind.pair = true; }},
-    {"the MAC is ignored", [](WorldConfig& c) { c.blind.mac = true; }},
+    {"a forgery breaks the pair", [](WorldConfig& c) { c.on_forgery = OnForgery::kAlwaysBreak; }},
+    {"a pair without a common key lives on",
+     [](WorldConfig& c) { c.on_forgery = OnForgery::kNeverBreak; }},
     {"tombstones are forgotten", [](WorldConfig& c) { c.table.tombstones_max = 0; }},
     {"the checksum is ignored", [](WorldConfig& c) { c.table.verify = false; }},
     {"opens wait without a bound", [](WorldConfig& c) { c.table.open_wait_ticks = UINT64_MAX; }},
@@ -204,6 +196,12 @@ std::vector<Mutant> mutants() {
     all.push_back({m.decision, [wrong](WorldConfig& c) { c.sender_lifecycle = wrong.get(); }});
   }
   for (const SightMutant& m : kSightMutants) all.push_back({m.decision, m.change});
+  static constexpr const char* kKinds[kNumKinds] = {
+      "an open", "a grant", "a refuse", "a revoke", "a commit", "an ack", "a nack", "an aborted"};
+  for (uint32_t kind = 0; kind < kNumKinds; ++kind) {
+    all.push_back({std::string("the seal of ") + kKinds[kind] + " is not checked",
+                   [kind](WorldConfig& c) { c.blind.seals_of = 1u << kind; }});
+  }
   return all;
 }
 

@@ -2,6 +2,7 @@
 // on each side, and every counter that moved.
 #include <deque>
 
+#include "crossdock/handoff/envelope.h"
 #include "table_fixture.h"
 
 namespace crossdock::testing {
@@ -9,12 +10,14 @@ namespace {
 
 constexpr HandoffKey kStrangerKey{kId, 1, 99};
 constexpr PairId kStrangerPair = 2;
+constexpr uint64_t kEpochOfD = 0xD0;
+constexpr PairKey kPairKey{1}, kOtherKey{2};
 
 // Both ends of one pair, and the messages between them in order.
 struct Sides {
   explicit Sides(bool verify = false) : p(config(verify)), d(config(verify)) {
-    p.pair_up();
-    d.pair_up();
+    p.pair_up(kPair, kEpochOfD);
+    d.pair_up(kPair, kPeerEpoch);
   }
   static HandoffConfig config(bool verify) {
     HandoffConfig config = Table::default_config();
@@ -34,9 +37,9 @@ struct Sides {
   void deliver() {
     while (!to_d.empty() || !to_p.empty()) {
       auto& queue = to_d.empty() ? to_p : to_d;
-      const event::Arrived arrived{kPair, queue.front()};
+      const HandoffMessage message = queue.front();
       queue.pop_front();
-      &queue == &to_d ? tell_d(arrived) : tell_p(arrived);
+      &queue == &to_d ? arrive_at_d(message) : arrive_at_p(message);
     }
   }
   void pass(uint64_t num_ticks) {
@@ -45,8 +48,19 @@ struct Sides {
     tell_p(event::Tick{});
     tell_d(event::Tick{});
   }
-  void arrive_at_d(HandoffMessage message, PairId pair = kPair) {
-    tell_d(event::Arrived{pair, std::move(message)});
+  void arrive_at_d(const HandoffMessage& message, PairId pair = kPair,
+                   const PairKey& key = kPairKey) {
+    tell_d(receive(pair, seal(encode(message), key, kPeerEpoch), kPairKey, kPeerEpoch));
+  }
+  void arrive_at_p(const HandoffMessage& message, const PairKey& key = kPairKey) {
+    tell_p(receive(kPair, seal(encode(message), key, kEpochOfD), kPairKey, kEpochOfD));
+  }
+  void forge_at_d(const HandoffMessage& message) { arrive_at_d(message, kPair, kOtherKey); }
+  void forge_at_p(const HandoffMessage& message) { arrive_at_p(message, kOtherKey); }
+  // Each has heard the other, about another handoff.
+  void meet() {
+    arrive_at_d(Aborted{{{1, 1}, 1, kIncarnation}});
+    arrive_at_p(Ack{{{1, 1}, 1, kIncarnation}});
   }
 
   void expect() { tell_d(event::Expect{kId, 1, kPeerEpoch, kPromptTokens}); }
@@ -126,7 +140,7 @@ const Row kRows[] = {
      D::kCommitted, P::kAborted, "commits 1, late_messages 1", "expired 1"},
     {"a commit comes twice", [](Sides& s) { s.finish_commit(); },
      [](Sides& s) {
-       s.arrive_at_d(signed_commit());
+       s.arrive_at_d(whole_commit());
        s.deliver();
      },
      D::kCommitted, P::kDone, "duplicates 1", "duplicates 1"},
@@ -136,7 +150,7 @@ const Row kRows[] = {
        s.tell_d(event::End{kId, Status()});
      },
      [](Sides& s) {
-       s.arrive_at_d(signed_commit());
+       s.arrive_at_d(whole_commit());
        s.deliver();
      },
      D::kEnded, P::kDone, "duplicates 1", "duplicates 1"},
@@ -149,49 +163,115 @@ const Row kRows[] = {
      D::kFreed, P::kAborted, "revokes 1, refused_state 1, late_messages 1", "aborts 1"},
     {"a message is truncated", [](Sides& s) { s.commit(); },
      [](Sides& s) {
+       auto sealed = seal(encode(s.to_d.front()), kPairKey, kPeerEpoch);
+       s.to_d.clear();
+       sealed.pop_back();
+       s.tell_d(receive(kPair, sealed, kPairKey, kPeerEpoch));
+       s.pass(30);
+       s.deliver();
+     },
+     D::kFreed, P::kAborted, "aborts 1, refused_mac 1", "expired 1"},
+    {"a message of the peer's cannot be read", [](Sides& s) { s.commit(); },
+     [](Sides& s) {
        s.tell_d(event::Malformed{kPair, Status(StatusCode::kInvalidArgument, "wrong length")});
        s.tell_p(event::PairBroken{kPair});
        s.tell_d(event::PairClosed{kPair, true});
      },
      D::kFreed, P::kAborted, "refused_malformed 1, lost 1", "aborts 1"},
-    {"a commit is forged", [](Sides& s) { s.write(); },
+    {"the first message of a pair is forged",
      [](Sides& s) {
-       Commit forged = signed_commit();
-       forged.mac[0] ^= 1;
-       s.arrive_at_d(forged);
+       s.expect();
+       s.open();
+     },
+     [](Sides& s) {
+       s.forge_at_d(Open{kKey, kPromptTokens});
+       s.tell_p(event::PairBroken{kPair});
+       s.deliver();
+     },
+     D::kFreed, P::kAborted, "refused_incarnation 1, refused_mac 1, lost 1", "aborts 1"},
+    {"an open is forged",
+     [](Sides& s) {
+       s.meet();
+       s.expect();
+     },
+     [](Sides& s) { s.forge_at_d(Open{kKey, kPromptTokens + 1}); }, D::kExpected, P::kAborted,
+     "refused_mac 1", ""},
+    {"a grant is forged",
+     [](Sides& s) {
+       s.meet();
+       s.open();
+     },
+     [](Sides& s) { s.forge_at_p(GrantBlocks{kKey, 0, {8, 9}}); }, D::kFreed, P::kOpened, "",
+     "refused_mac 1"},
+    {"a refusal is forged",
+     [](Sides& s) {
+       s.meet();
+       s.open();
+     },
+     [](Sides& s) { s.forge_at_p(Refuse{kKey, StatusCode::kAborted}); }, D::kFreed, P::kOpened, "",
+     "refused_mac 1"},
+    {"a revoke is forged", [](Sides& s) { s.write(); },
+     [](Sides& s) { s.forge_at_p(Revoke{kKey}); }, D::kGranted, P::kWriting, "", "refused_mac 1"},
+    {"a commit is forged", [](Sides& s) { s.write(); },
+     [](Sides& s) { s.forge_at_d(whole_commit()); }, D::kGranted, P::kWriting, "refused_mac 1", ""},
+    {"an acknowledgement is forged", [](Sides& s) { s.commit(); },
+     [](Sides& s) { s.forge_at_p(Ack{kKey}); }, D::kGranted, P::kCommitting, "", "refused_mac 1"},
+    {"a refusal of a commit is forged", [](Sides& s) { s.commit(); },
+     [](Sides& s) {
+       s.forge_at_p(Nack{kKey, StatusCode::kDataLoss});
+       s.deliver();
+     },
+     D::kCommitted, P::kDone, "commits 1", "commits 1, refused_mac 1"},
+    {"an abort is forged", [](Sides& s) { s.write(); },
+     [](Sides& s) { s.forge_at_d(Aborted{kKey}); }, D::kGranted, P::kWriting, "refused_mac 1", ""},
+    {"an abort that ends a quarantine is forged",
+     [](Sides& s) {
+       s.write();
+       s.tell_d(event::End{kId, kGone});
+     },
+     [](Sides& s) {
+       s.forge_at_d(Aborted{kKey});
+       EXPECT_EQ(s.d.table().num_quarantined(), 1u) << "P may still be writing";
        s.deliver();
        s.tell_p(event::WritesStopped{kId});
        s.deliver();
      },
      D::kFreed, P::kAborted, "aborts 1, refused_mac 1", "aborts 1"},
+    {"a message is sent back to its sender", [](Sides& s) { s.commit(); },
+     [](Sides& s) {
+       s.tell_p(
+           receive(kPair, seal(encode(s.to_d.front()), kPairKey, kPeerEpoch), kPairKey, kEpochOfD));
+       s.deliver();
+     },
+     D::kCommitted, P::kDone, "commits 1", "commits 1, refused_mac 1"},
     {"a commit comes from another epoch", [](Sides& s) { s.expect(); },
      [](Sides& s) {
        s.d.pair_up(kStrangerPair, kPeerEpoch + 1, kStrangerKey.incarnation);
-       s.arrive_at_d(signed_commit(2, 1, kStrangerKey), kStrangerPair);
+       s.arrive_at_d(whole_commit(2, 1, kStrangerKey), kStrangerPair);
      },
      D::kExpected, P::kAborted, "refused_epoch 1", ""},
     {"a commit comes by another pair", [](Sides& s) { s.write(); },
      [](Sides& s) {
        s.d.pair_up(kStrangerPair, kPeerEpoch + 1, kStrangerKey.incarnation);
-       s.arrive_at_d(signed_commit(2, 1, kStrangerKey), kStrangerPair);
+       s.arrive_at_d(whole_commit(2, 1, kStrangerKey), kStrangerPair);
      },
      D::kGranted, P::kWriting, "refused_incarnation 1", ""},
     {"a commit is of another incarnation", [](Sides& s) { s.write(); },
      [](Sides& s) {
-       s.arrive_at_d(signed_commit(2, 1, {kId, 1, kIncarnation - 1}));
+       s.arrive_at_d(whole_commit(2, 1, {kId, 1, kIncarnation - 1}));
        s.deliver();
      },
      D::kGranted, P::kWriting, "refused_incarnation 1", ""},
     {"a commit is of another attempt", [](Sides& s) { s.write(); },
      [](Sides& s) {
-       s.arrive_at_d(signed_commit(2, 1, {kId, 2, kIncarnation}));
+       s.arrive_at_d(whole_commit(2, 1, {kId, 2, kIncarnation}));
        s.deliver();
      },
      D::kGranted, P::kWriting, "refused_attempt 1", "refused_attempt 1"},
     {"a commit covers other blocks", [](Sides& s) { s.commit(); },
      [](Sides& s) {
        s.to_d.clear();
-       s.arrive_at_d(signed_commit(3));
+       s.arrive_at_d(whole_commit(3));
        s.deliver();
      },
      D::kFreed, P::kAborted, "refused_shape 1, late_messages 1", "aborts 1"},

@@ -22,18 +22,9 @@ inline constexpr uint64_t kIncarnation = 0x1C;
 inline constexpr uint32_t kPromptTokens = 40;  // two blocks
 inline constexpr HandoffKey kKey{kId, 1, kIncarnation};
 
-inline PairKey pair_key() {
-  PairKey key{};
-  key.fill(0x5A);
-  return key;
-}
-
-inline Commit signed_commit(uint32_t num_blocks = 2, size_t num_choices = 1,
-                            HandoffKey key = kKey) {
-  Commit commit{
-      key, num_blocks, std::vector<ChoiceState>(num_choices, ChoiceState{42, 1, 2}), {}, {}};
+inline Commit whole_commit(uint32_t num_blocks = 2, size_t num_choices = 1, HandoffKey key = kKey) {
+  Commit commit{key, num_blocks, std::vector<ChoiceState>(num_choices, ChoiceState{42, 1, 2}), {}};
   commit.checksum.fill(9);
-  commit.mac = commit_mac(commit, pair_key());
   return commit;
 }
 
@@ -84,7 +75,7 @@ class Table {
   }
   std::string pair_up(PairId pair = kPair, uint64_t epoch = kPeerEpoch,
                       uint64_t incarnation = kIncarnation) {
-    return on(event::PairUp{pair, epoch, incarnation, pair_key()});
+    return on(event::PairUp{pair, epoch, incarnation});
   }
   template <typename Action>
   const Action& got() const {

@@ -10,6 +10,7 @@ namespace crossdock::testing {
 
 World::World(const WorldConfig& config)
     : config_(config),
+      given_(config.faults),
       d_(make_table()),
       memory_(config.num_blocks, -1),
       free_(config.num_blocks, true) {
@@ -36,6 +37,10 @@ void World::apply(const Move& move) {
     case Kind::kStray:
       --config_.faults.strays;
       stray(handoffs_[i / kNumStrays], static_cast<Stray>(i % kNumStrays));
+      break;
+    case Kind::kForge:
+      --config_.faults.forgeries;
+      forge(handoffs_[i / kNumKinds], i % kNumKinds);
       break;
     case Kind::kLand: land(i); break;
     case Kind::kWriteFails: {
@@ -197,15 +202,20 @@ void World::deliver(Move move) {
     promise_broken_ = true;
     return;
   }
-  const handoff_event::Arrived arrived{on.id, message};
-  to_d ? tell_d(arrived) : tell_p(on.sender, arrived);
+  arrive(on, to_d, message, false);
 }
 
 void World::stray(Handoff& h, Stray stray) {
   promise_broken_ = true;
-  const Pair& on = *stray_pair(h, stray);
-  const handoff_event::Arrived arrived{on.id, stray_message(h.id, h.num_blocks, on.id, stray)};
-  is_to_d(stray) ? tell_d(arrived) : tell_p(on.sender, arrived);
+  Pair& on = pair(stray_pair(h, stray)->id);
+  arrive(on, is_to_d(stray), stray_message(h.id, h.num_blocks, on.id, stray), false);
+}
+
+void World::forge(Handoff& h, uint32_t kind) {
+  Pair& on = pair(h.pair);
+  const HandoffKey key{h.id, 1, incarnation_of(h.pair)};
+  const HandoffMessage message = forged_message(key, h.num_blocks, kind);
+  arrive(on, is_to_d(message), message, true);
 }
 
 void World::land(uint32_t index) {
@@ -222,8 +232,8 @@ void World::connect(uint32_t sender) {
   p.d_epoch = d_epoch_;
   pairs_.push_back(p);
   const uint64_t incarnation = incarnation_of(p.id);
-  tell_d(handoff_event::PairUp{p.id, p.p_epoch, incarnation, key_of_pair(p.id)});
-  tell_p(sender, handoff_event::PairUp{p.id, d_epoch_, incarnation, key_of_pair(p.id)});
+  tell_d(handoff_event::PairUp{p.id, p.p_epoch, incarnation});
+  tell_p(sender, handoff_event::PairUp{p.id, d_epoch_, incarnation});
 }
 
 void World::close_d(Pair& p) {

@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "crossdock/handoff/envelope.h"
 #include "crossdock/handoff/handoff_table.h"
 
 namespace crossdock::testing {
@@ -32,6 +33,7 @@ enum class Invariant : uint8_t {
   kTokensEqual,
   kTenantsApart,
   kDrains,
+  kForgeriesFail,
   kContract,
 };
 const char* name(Invariant invariant);
@@ -45,8 +47,9 @@ struct Violation {
 struct Faults {
   uint32_t duplicates = 0;
   uint32_t drops = 0;
-  uint32_t strays = 0;  // messages that nobody sent, see Stray
-  uint32_t breaks = 0;  // on either side, unprovoked, and writes that fail or cannot be posted
+  uint32_t strays = 0;     // messages that nobody sent, see Stray
+  uint32_t forgeries = 0;  // messages of every kind that are not sealed under the pair's key
+  uint32_t breaks = 0;     // on either side, unprovoked, and writes that fail or cannot be posted
   uint32_t p_crashes = 0;
   uint32_t d_crashes = 0;
   uint32_t router_deaths = 0;     // between the two calls of a handoff
@@ -61,10 +64,14 @@ struct Faults {
 };
 
 // What the tables are kept from telling apart, to prove that it matters: the world shows them
-// every such field as the one they expect.
+// every such field as the one they expect, and forges these kinds under the pair's own key.
 struct Blindness {
-  bool epoch = false, incarnation = false, attempt = false, pair = false, mac = false;
+  bool epoch = false, incarnation = false, attempt = false, pair = false;
+  uint32_t seals_of = 0;  // a bit a kind
 };
+
+// What becomes of a forgery: wrong answers but for the first.
+enum class OnForgery : uint8_t { kTellTable, kAlwaysBreak, kNeverBreak };
 
 struct WorldConfig {
   std::string name;
@@ -73,6 +80,7 @@ struct WorldConfig {
   uint32_t num_handoffs = 1;
   uint32_t num_blocks = 4;  // of D's slab
   bool reorder = false;
+  bool keys_differ = false;  // of the two ends of every pair
   Faults faults;
   uint32_t depth_max = UINT32_MAX;  // of its search, in moves
   HandoffConfig table{.open_wait_ticks = 10,
@@ -80,14 +88,14 @@ struct WorldConfig {
                       .answer_wait_ticks = 20,
                       .tombstones_max = 64};
   Blindness blind;
+  OnForgery on_forgery = OnForgery::kTellTable;
   const receiver::Lifecycle* receiver_lifecycle = nullptr;  // nullptr: the real ones
   const sender::Lifecycle* sender_lifecycle = nullptr;
 };
 
-// A message that a peer never sent about this handoff: of another attempt or incarnation, from
-// another pair, or under a wrong MAC. Each claims what is not true at that moment.
+// A message that a peer sealed and never sent about this handoff: of another attempt or
+// incarnation, from another pair, or in answer to nothing. Each claims what is not true then.
 enum class Stray : uint8_t {
-  kForgedCommit,
   kCommitOfAttempt,
   kCommitOfIncarnation,
   kCommitOfPair,
@@ -98,8 +106,10 @@ enum class Stray : uint8_t {
   kAckOfIncarnation,
   kGrantOfAttempt,
   kGrantOfIncarnation,
+  kNack,
 };
 inline constexpr uint32_t kNumStrays = 11;
+inline constexpr uint32_t kNumKinds = std::variant_size_v<HandoffMessage>;
 
 inline constexpr uint64_t kFirstEpochOfD = 0xD0;
 inline constexpr uint32_t kMessagesMax = 1000;  // of one queue, to number them all
@@ -113,6 +123,7 @@ struct Move {
     kDuplicate,
     kDrop,
     kStray,
+    kForge,
     kLand,
     kReserve,
     kRefuse,
@@ -191,6 +202,7 @@ class World {
     uint64_t p_epoch = 0, d_epoch = 0;
     bool d_up = true, d_closed = false, d_proven = false;
     bool p_up = true, p_closed = false;
+    bool d_heard = false, p_heard = false;  // something authentic
     std::vector<HandoffMessage> to_d, to_p;
   };
   struct Write {
@@ -209,6 +221,7 @@ class World {
   void finish_writes(Move::Kind kind, Handoff& handoff);
   void deliver(Move move);
   void stray(Handoff& handoff, Stray stray);
+  void forge(Handoff& handoff, uint32_t kind);
   void land(uint32_t write);
   void connect(uint32_t sender);
   void close_d(Pair& pair);
@@ -221,6 +234,7 @@ class World {
   // ---- world_actions.cpp: what the tables are told and ask for
   HandoffTable make_table() const;
   void blindfold(HandoffEvent& event, bool at_d) const;
+  void arrive(Pair& on, bool to_d, const HandoffMessage& message, bool forged);
   void tell_d(HandoffEvent event, uint64_t tick = 0);
   void tell_p(uint32_t sender, HandoffEvent event, uint64_t tick = 0);
   void act_d(const HandoffAction& action);
@@ -238,6 +252,7 @@ class World {
   void sender_moves(uint32_t index, bool with_faults, std::vector<Move>& moves) const;
   void message_moves(bool with_faults, std::vector<Move>& moves) const;
   void stray_moves(uint32_t index, std::vector<Move>& moves) const;
+  void forge_moves(uint32_t index, std::vector<Move>& moves) const;
 
   // ---- world_checks.cpp
   void check_state();
@@ -264,10 +279,12 @@ class World {
   void violate(Invariant invariant, const std::string& what);
 
   WorldConfig config_;
+  Faults given_;  // of which config_ has what is left
   HandoffTable d_;
   uint64_t d_epoch_ = kFirstEpochOfD;
   std::vector<Sender> senders_;
   bool promise_broken_ = false;  // something was lost, or invented
+  bool forged_first_ = false;    // on a pair that had brought nothing authentic: it breaks
   std::vector<Handoff> handoffs_;
   std::vector<Pair> pairs_;
   std::vector<Write> writes_;

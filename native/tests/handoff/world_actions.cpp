@@ -26,8 +26,6 @@ void World::blindfold(HandoffEvent& event, bool at_d) const {
   }
   auto* arrived = std::get_if<handoff_event::Arrived>(&event);
   if (arrived == nullptr) return;
-  auto* commit = std::get_if<Commit>(&arrived->message);
-  const bool genuine = commit != nullptr && commit_mac_matches(*commit, key_of_pair(arrived->pair));
   HandoffKey& key = std::visit([](auto& m) -> HandoffKey& { return m.key; }, arrived->message);
   const PairId own = handoffs_[key.id.low].pair;
   const bool own_is_up = own != 0 && (at_d ? pair(own).d_up : pair(own).p_up);
@@ -37,9 +35,27 @@ void World::blindfold(HandoffEvent& event, bool at_d) const {
   }
   if (blind.incarnation) key.incarnation = 1;
   if (blind.attempt) key.attempt = 1;
-  if (genuine || blind.mac) {
-    if (commit != nullptr) commit->mac = commit_mac(*commit, key_of_pair(arrived->pair));
+}
+
+// By the seal and the parser of the product.
+void World::arrive(Pair& on, bool to_d, const HandoffMessage& message, bool forged) {
+  const PairKey key = key_of_pair(on.id);
+  PairKey used = key;
+  const bool blind = (config_.blind.seals_of >> message.index() & 1) != 0;
+  if ((forged && !blind) || config_.keys_differ) used[0] ^= 1;
+  const uint64_t sender_epoch = to_d ? on.p_epoch : on.d_epoch;
+  HandoffEvent event = receive(on.id, seal(encode(message), used, sender_epoch), key, sender_epoch);
+  bool& heard = to_d ? on.d_heard : on.p_heard;
+  if (!std::holds_alternative<handoff_event::Forged>(event)) {
+    heard = true;
+  } else {
+    if (!heard) forged_first_ = true;
+    if (config_.on_forgery == OnForgery::kNeverBreak) return;
+    if (config_.on_forgery == OnForgery::kAlwaysBreak) {
+      return to_d ? break_d(on) : break_p(on);
+    }
   }
+  to_d ? tell_d(std::move(event)) : tell_p(on.sender, std::move(event));
 }
 
 void World::tell_d(HandoffEvent event, uint64_t tick) {

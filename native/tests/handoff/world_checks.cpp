@@ -14,6 +14,7 @@ const char* name(Invariant invariant) {
     case Invariant::kTokensEqual: return "tokens equal the oracle's";
     case Invariant::kTenantsApart: return "tenants never share blocks";
     case Invariant::kDrains: return "after faults stop, everything drains";
+    case Invariant::kForgeriesFail: return "a forged message changes nothing";
     case Invariant::kContract: break;
   }
   return "a table asks only for what can be done";
@@ -147,6 +148,13 @@ void World::check_end() {
     if (h.expected && !h.d_ended) violate(Invariant::kEndsOnce, "a handoff never ended at D");
     if (h.prepared && !h.p_ended) violate(Invariant::kEndsOnce, "a handoff never ended at P");
   }
+  Faults but_forgeries = given_;
+  but_forgeries.forgeries = config_.faults.forgeries;
+  if (given_.forgeries == 0 || config_.faults != but_forgeries || forged_first_) return;
+  for (const Handoff& h : handoffs_) {
+    if (h.activated && h.p_ok) continue;
+    violate(Invariant::kForgeriesFail, "a handoff failed of which messages were but forged");
+  }
 }
 
 void World::violate(Invariant invariant, const std::string& what) {
@@ -201,6 +209,7 @@ std::string World::fingerprint() const {
   add(config_.faults);
   add(d_epoch_);
   add(promise_broken_);
+  add(forged_first_);
   for (const Sender& sender : senders_) {
     add(sender.epoch);
     add(sender.loss_told);
@@ -220,7 +229,9 @@ std::string World::fingerprint() const {
   }
   add(pairs_.size());
   for (const Pair& p : pairs_) {
-    for (const bool flag : {p.d_up, p.d_closed, p.d_proven, p.p_up, p.p_closed}) add(flag);
+    for (const bool flag :
+         {p.d_up, p.d_closed, p.d_proven, p.p_up, p.p_closed, p.d_heard, p.p_heard})
+      add(flag);
     add(p.p_epoch);
     add(p.d_epoch);
     for (const auto* messages : {&p.to_d, &p.to_p}) {

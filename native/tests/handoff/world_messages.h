@@ -22,7 +22,29 @@ inline PairKey key_of_pair(PairId pair) {
 
 inline bool is_to_d(Stray stray) { return stray < Stray::kAckOfAttempt; }
 
-// As the peer on that pair could have made it: well signed but for the forged one.
+inline const uint32_t kCommitKind = HandoffMessage(Commit{}).index();
+
+inline bool is_to_d(const HandoffMessage& message) {
+  return std::holds_alternative<Open>(message) || std::holds_alternative<Commit>(message) ||
+         std::holds_alternative<Aborted>(message);
+}
+
+// What would do the most harm if it were believed.
+inline HandoffMessage forged_message(const HandoffKey& key, uint32_t num_blocks, uint32_t kind) {
+  Commit commit{key, num_blocks, {ChoiceState{-1, 0, 0}}, {}};
+  commit.checksum.fill(1);
+  const HandoffMessage all[] = {Open{key, (num_blocks + 1) * kBlockTokens},
+                                GrantBlocks{key, 0, {1, 0}},
+                                Refuse{key, StatusCode::kAborted},
+                                Revoke{key},
+                                commit,
+                                Ack{key},
+                                Nack{key, StatusCode::kAborted},
+                                Aborted{key}};
+  return all[kind];
+}
+
+// As the peer on that pair could have made it.
 inline HandoffMessage stray_message(const HandoffId& id, uint32_t num_blocks, PairId pair,
                                     Stray stray) {
   HandoffKey key{id, 1, incarnation_of(pair)};
@@ -45,13 +67,10 @@ inline HandoffMessage stray_message(const HandoffId& id, uint32_t num_blocks, Pa
     case Stray::kAckOfIncarnation: return Ack{key};
     case Stray::kGrantOfAttempt:
     case Stray::kGrantOfIncarnation: return GrantBlocks{key, 0, {1, 0}};
+    case Stray::kNack: return Nack{key, StatusCode::kFailedPrecondition};
     default: break;
   }
-  Commit commit{key, num_blocks, {ChoiceState{-1, 0, 0}}, {}, {}};
-  commit.checksum.fill(1);
-  commit.mac = commit_mac(commit, key_of_pair(pair));
-  if (stray == Stray::kForgedCommit) commit.mac[0] ^= 1;
-  return commit;
+  return forged_message(key, num_blocks, kCommitKind);
 }
 
 }  // namespace crossdock::testing

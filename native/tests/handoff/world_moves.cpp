@@ -9,12 +9,12 @@ namespace crossdock::testing {
 
 std::string to_string(const Move& move) {
   static constexpr const char* kNames[] = {
-      "expect",         "prepare",        "begin",       "deliver",          "duplicate", "drop",
-      "stray",          "land",           "reserve",     "refuse",           "verify",    "corrupt",
-      "writes arrived", "writes stopped", "write fails", "lose completions", "finish",    "end",
-      "cancel",         "router dies",    "break D",     "break P",          "close D",   "close P",
-      "process gone",   "connect",        "crash D",     "crash P",          "peer lost", "tick D",
-      "tick P"};
+      "expect",  "prepare",        "begin",          "deliver",     "duplicate",        "drop",
+      "stray",   "forge",          "land",           "reserve",     "refuse",           "verify",
+      "corrupt", "writes arrived", "writes stopped", "write fails", "lose completions", "finish",
+      "end",     "cancel",         "router dies",    "break D",     "break P",          "close D",
+      "close P", "process gone",   "connect",        "crash D",     "crash P",          "peer lost",
+      "tick D",  "tick P"};
   static_assert(std::size(kNames) == static_cast<size_t>(Move::Kind::kTickP) + 1);
   return std::string(kNames[static_cast<size_t>(move.kind)]) + " " + std::to_string(move.index);
 }
@@ -87,6 +87,16 @@ void World::handoff_moves(uint32_t index, bool with_faults, std::vector<Move>& m
   offer(d_waits && (h.router_gone || (with_faults && faults.ends > 0)), Kind::kEnd);
   offer(p_waits && (h.router_gone || (with_faults && faults.cancels > 0)), Kind::kCancel);
   if (with_faults && faults.strays > 0) stray_moves(index, moves);
+  if (with_faults && faults.forgeries > 0 && h.pair != 0) forge_moves(index, moves);
+}
+
+void World::forge_moves(uint32_t index, std::vector<Move>& moves) const {
+  const Handoff& h = handoffs_[index];
+  for (uint32_t kind = 0; kind < kNumKinds; ++kind) {
+    const bool to_d = is_to_d(forged_message({}, h.num_blocks, kind));
+    if (!(to_d ? pair(h.pair).d_up : pair(h.pair).p_up)) continue;
+    moves.push_back({Move::Kind::kForge, index * kNumKinds + kind});
+  }
 }
 
 void World::stray_moves(uint32_t index, std::vector<Move>& moves) const {

@@ -53,6 +53,7 @@ WorldConfig stormy(WorldTransport transport, uint64_t seed) {
   config.faults = {.duplicates = up_to(4),
                    .drops = up_to(3),
                    .strays = up_to(5),
+                   .forgeries = 2 * now_and_then(7),
                    .breaks = up_to(2),
                    .p_crashes = now_and_then(7),
                    .d_crashes = now_and_then(13),

@@ -11,9 +11,10 @@ struct Plan {
   bool reorder = false;
   bool verify = true;  // over shm; over tcp nothing is verified
   uint32_t depth_max = UINT32_MAX;
+  bool keys_differ = false;
 };
 
-constexpr Faults kEveryFault{1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+constexpr Faults kEveryFault{1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 
 // The cheap ones first: most wrong decisions are found in them.
 const Plan kPlans[] = {
@@ -22,6 +23,10 @@ const Plan kPlans[] = {
     {"messages repeat and overtake", {.duplicates = 1, .cancels = 1, .ends = 1}, 1, 1, true},
     {"completions are lost", {.ends = 1, .lost_completions = 1, .ticks = 1}},
     {"messages are lost", {.drops = 2, .router_deaths = 1, .cancels = 1, .ends = 1, .ticks = 1}},
+    {"messages are forged", {.forgeries = 2}},
+    {"forged while callers leave", {.forgeries = 1, .cancels = 1, .ends = 1}},
+    {"forged and lost", {.drops = 1, .forgeries = 1, .ends = 1, .ticks = 1}},
+    {"the keys differ", {}, 1, 1, false, true, UINT32_MAX, true},
     {"P restarts", {.p_crashes = 1, .ends = 1, .refusals = 1, .false_losses = 1, .corruptions = 1}},
     {"another peer speaks", {.strays = 1, .ends = 1}, 2, 1, false, false},
     {"messages of nobody overtake", {.strays = 1}, 1, 1, true, false},
@@ -46,6 +51,7 @@ std::vector<WorldConfig> small_worlds() {
       world.num_handoffs = plan.num_handoffs;
       world.num_blocks = 2;
       world.reorder = plan.reorder;
+      world.keys_differ = plan.keys_differ;
       world.depth_max = plan.depth_max;
       world.faults = plan.faults;
       world.table.verify = plan.verify && transport == WorldTransport::kShm;

@@ -12,7 +12,7 @@
 
 #include "crossdock/blocks/kv_layout.h"
 #include "crossdock/engine/messages.h"
-#include "crossdock/handoff/messages.h"
+#include "crossdock/handoff/envelope.h"
 #include "crossdock/transfer/transfer.h"
 
 namespace crossdock {

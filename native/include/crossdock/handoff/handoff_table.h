@@ -8,7 +8,8 @@
 //                from each -> ABORTING -> ABORTED
 //
 // Ended handoffs stay as tombstones (bounded in number): a late message to one is answered, never
-// acted upon. Messages of another incarnation, attempt or epoch are refused and counted.
+// acted upon. Messages of another incarnation, attempt or epoch are refused and counted. That a
+// message is the peer's own is settled before it comes here (envelope.h).
 #pragma once
 
 #include <cstdint>
@@ -52,7 +53,6 @@ struct PairUp {
   PairId pair = 0;
   uint64_t peer_epoch = 0;
   uint64_t incarnation = 0;
-  PairKey key{};
 };
 // The pair is over: D revokes every granted handoff of it, P aborts its own. No message goes out.
 struct PairBroken {
@@ -64,11 +64,17 @@ struct PairClosed {
   PairId pair = 0;
   bool writes_stopped = false;
 };
-struct Arrived {
+struct Arrived {  // under the pair's seal
   PairId pair = 0;
   HandoffMessage message;
 };
-// A message that does not parse: no use is made of it, and the pair that brought it is broken.
+// What the peer did not seal. No use is made of it, and the pair goes on, so that nobody ends
+// handoffs by forging. Only a pair that has brought nothing authentic yet is broken by it: there
+// the two engines do not agree on the key, and every wait on it would run out.
+struct Forged {
+  PairId pair = 0;
+};
+// A message of the peer's that does not parse: no use is made of it, and the pair is broken.
 struct Malformed {
   PairId pair = 0;
   Status why;
@@ -136,10 +142,10 @@ struct Tick {};
 
 using HandoffEvent =
     std::variant<handoff_event::PairUp, handoff_event::PairBroken, handoff_event::PairClosed,
-                 handoff_event::Arrived, handoff_event::Malformed, handoff_event::Expect,
-                 handoff_event::Reserved, handoff_event::Verified, handoff_event::End,
-                 handoff_event::PeerLost, handoff_event::Prepare, handoff_event::Begin,
-                 handoff_event::WritesArrived, handoff_event::WritesFailed,
+                 handoff_event::Arrived, handoff_event::Forged, handoff_event::Malformed,
+                 handoff_event::Expect, handoff_event::Reserved, handoff_event::Verified,
+                 handoff_event::End, handoff_event::PeerLost, handoff_event::Prepare,
+                 handoff_event::Begin, handoff_event::WritesArrived, handoff_event::WritesFailed,
                  handoff_event::WritesStopped, handoff_event::Cancel, handoff_event::Tick>;
 
 namespace handoff_action {

@@ -26,10 +26,10 @@ struct HandoffCounters {
   uint64_t refused_incarnation = 0;  // from a pair that is not up, or another pair than the granted
   uint64_t refused_epoch = 0;        // from a peer that is not the one expected
   uint64_t refused_attempt = 0;
-  uint64_t refused_mac = 0;
+  uint64_t refused_mac = 0;  // not the peer's own
   uint64_t refused_checksum = 0;
   uint64_t refused_shape = 0;      // prompt length, number of blocks or choices; checksum not made
-  uint64_t refused_malformed = 0;  // does not parse: the pair is broken
+  uint64_t refused_malformed = 0;  // the peer's own, and does not parse: the pair is broken
   uint64_t refused_limit = 0;      // too many opens of one pair wait for their Generate
   uint64_t refused_state = 0;      // commit after revoke, and the like
   uint64_t duplicates = 0;
@@ -152,10 +152,9 @@ enum class Input : uint8_t {
   kOpenOverLimit,
   kReserved,
   kReserveFailed,
-  kCommit,          // MAC and shape are right; nothing is to be verified
+  kCommit,          // the shape is right; nothing is to be verified
   kCommitToVerify,  // ... and the checksum is to be verified
-  kCommitMisfit,    // the MAC is right, the shape is not
-  kCommitForged,    // the MAC is wrong
+  kCommitMisfit,    // the shape is wrong
   kVerified,
   kVerifyFailed,
   kAborted,
@@ -165,7 +164,7 @@ enum class Input : uint8_t {
   kPeerLost,
   kExpired,
 };
-inline constexpr size_t kNumInputs = 21;
+inline constexpr size_t kNumInputs = 20;
 
 enum class Step : uint8_t {
   kReserve,

@@ -1,5 +1,6 @@
 // The messages of the handoff channel. Each names its handoff, attempt and pair incarnation; the
-// codec is sys/wire.h, and a message that does not parse to its last byte is refused whole.
+// codec is sys/wire.h, and a message that does not parse to its last byte is refused whole. On the
+// channel each is sealed (envelope.h), so what is decoded here is what the peer said.
 #pragma once
 
 #include <array>
@@ -23,7 +24,7 @@ struct HandoffId {
 };
 std::string to_string(const HandoffId& id);
 
-struct HandoffKey {  // how every message begins
+struct HandoffKey {  // what every message is about
   HandoffId id;
   uint32_t attempt = 0;
   uint64_t incarnation = 0;
@@ -57,7 +58,6 @@ struct Commit {  // P -> D: every byte is in
   uint32_t num_blocks = 0;  // of the prompt, matched ones included
   std::vector<ChoiceState> choices;
   std::array<uint8_t, 16> checksum{};  // XXH3-128 over the blocks sent, in order; zero: not made
-  std::array<uint8_t, 16> mac{};       // BLAKE2b-128 of all the above under the pair's key
 };
 struct Ack {  // D -> P
   HandoffKey key;
@@ -71,6 +71,8 @@ struct Aborted {  // P -> D: no write of this handoff is or will be in flight
 };
 using HandoffMessage = std::variant<Open, GrantBlocks, Refuse, Revoke, Commit, Ack, Nack, Aborted>;
 
+inline constexpr uint8_t kHandoffVersion = 1;
+
 // Bounds, checked before anything is allocated: 2 M tokens of prompt, 1,024 choices.
 inline constexpr size_t kHandoffBlocksMax = 65536;
 inline constexpr size_t kHandoffChoicesMax = 1024;
@@ -81,15 +83,11 @@ constexpr uint32_t num_prompt_blocks(uint32_t num_prompt_tokens) {
   return num_prompt_tokens / kBlockTokens + (num_prompt_tokens % kBlockTokens != 0 ? 1 : 0);
 }
 
-// Asserts the bounds and that a refusal has a reason: both are ours to keep.
+// Asserts the bounds and that a refusal has a reason: both are ours to keep. Leaves room for a
+// seal, so that a long grant is not copied for it.
 std::vector<std::byte> encode(const HandoffMessage& message);
 // INVALID_ARGUMENT for anything that encode() could not have made.
 Result<HandoffMessage> decode_handoff(std::span<const std::byte> bytes);
 const HandoffKey& key_of(const HandoffMessage& message);
-
-using PairKey = std::array<uint8_t, 32>;  // MAC key agreed when the pair was made
-std::array<uint8_t, 16> commit_mac(const Commit& commit, const PairKey& key);
-// In constant time.
-bool commit_mac_matches(const Commit& commit, const PairKey& key);
 
 }  // namespace crossdock

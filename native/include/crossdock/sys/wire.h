@@ -22,6 +22,7 @@ concept WireScalar = std::is_arithmetic_v<T> || std::is_enum_v<T>;
 
 class WireWriter {
  public:
+  void reserve(size_t num_bytes) { bytes_.reserve(num_bytes); }
   template <WireScalar T>
   void put(T value) {
     const auto* p = reinterpret_cast<const std::byte*>(&value);
