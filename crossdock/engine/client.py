@@ -26,6 +26,7 @@ from crossdock.errors import (
     Reason,
     deadline_exceeded,
     engine_restarted,
+    invalid_argument,
     overloaded,
 )
 
@@ -60,7 +61,7 @@ class Engine:
     def __init__(self, link: Link, process: Process) -> None:
         self._link = link
         self._process = process
-        self._pending: deque[native.Command] = deque()
+        self._pending: deque[tuple[native.Command, EngineSequence | None]] = deque()
         self._retry: asyncio.TimerHandle | None = None
         self._sequences: dict[int, EngineSequence] = {}
         self._num_sequences = 0
@@ -116,16 +117,7 @@ class Engine:
         sequence = EngineSequence(self._num_sequences, local=local)
         command = build(sequence.sequence_id)
         self._sequences[sequence.sequence_id] = sequence
-        try:
-            self.send(command)
-        except ValueError as error:
-            del self._sequences[sequence.sequence_id]
-            raise CrossdockError(
-                Code.INVALID_ARGUMENT,
-                f"token_ids: the request does not fit into a message to the engine: {error}",
-                Reason.INVALID_FIELD,
-                field="token_ids",
-            ) from error
+        self._post(command, sequence)
         return sequence
 
     def close(self, sequence: EngineSequence) -> None:
@@ -137,12 +129,7 @@ class Engine:
 
     def send(self, command: native.Command) -> None:
         """Commands reach the engine in the order of the calls. Dropped once the engine is down."""
-        if self.down:
-            return
-        if self._pending or not self._link.send(command):
-            self._pending.append(command)
-            if self._retry is None:
-                self._retry = self._loop.call_later(_RETRY_S, self._send_pending)
+        self._post(command, None)
 
     async def status(self, timeout_s: float) -> native.StatusReport:
         """The engine's account of itself. Callers at the same time share one query."""
@@ -175,10 +162,30 @@ class Engine:
             self.kill()
             await self.wait_down()
 
+    def _post(self, command: native.Command, sequence: EngineSequence | None) -> None:
+        if self.down:
+            return
+        if self._pending or not self._try(command, sequence):
+            self._pending.append((command, sequence))
+            if self._retry is None:
+                self._retry = self._loop.call_later(_RETRY_S, self._send_pending)
+
+    def _try(self, command: native.Command, sequence: EngineSequence | None) -> bool:
+        """Whether no other try is needed: it is in the ring, or can never be."""
+        try:
+            return self._link.send(command)
+        except ValueError as error:
+            text = f"the request does not fit into a message to the engine: {error}"
+            if sequence is not None:
+                sequence.fail(invalid_argument("token_ids", text))
+            else:
+                _log.error("engine_command_too_large", kind=type(command).__name__)
+            return True
+
     def _send_pending(self) -> None:
         self._retry = None
         while self._pending:
-            if not self._link.send(self._pending[0]):
+            if not self._try(*self._pending[0]):
                 self._retry = self._loop.call_later(_RETRY_S, self._send_pending)
                 return
             self._pending.popleft()

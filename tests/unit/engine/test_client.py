@@ -164,17 +164,31 @@ async def test_the_queue_behind_a_full_ring_is_bounded(engine: Engine, fake: Fak
     assert engine.num_sequences == 1_024
 
 
+@pytest.mark.parametrize("full", [False, True])
 async def test_a_command_that_can_never_fit_is_the_callers_fault(
-    engine: Engine, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, fake: FakeEngine, monkeypatch: pytest.MonkeyPatch, full: bool
 ) -> None:
-    def refuse(command: native.Command) -> bool:
-        raise ValueError(f"{type(command).__name__} is larger than the ring")
+    send = fake.send
 
-    monkeypatch.setattr(fake, "send", refuse)
-    with pytest.raises(CrossdockError) as raised:
-        _open(engine)
+    def refuse_first(command: native.Command) -> bool:
+        if isinstance(command, native.Generate) and not fake.full:
+            monkeypatch.setattr(fake, "send", send)
+            raise ValueError("larger than the ring")
+        return send(command)
+
+    monkeypatch.setattr(fake, "send", refuse_first)
+    fake.full = full
+    sequence, other = _open(engine), _open(engine)
+    fake.full = False
+    with pytest.raises(CrossdockError, match="larger than the ring") as raised:
+        async with asyncio.timeout(10):
+            await sequence.take()
     assert (raised.value.code, raised.value.field) == (Code.INVALID_ARGUMENT, "token_ids")
-    assert engine.num_sequences == 0
+    engine.close(sequence)
+    # Whoever comes behind it is served.
+    engine.close(other)
+    assert (await fake.next(native.Cancel)).sequence_id == other.sequence_id
+    assert len(fake.sent(native.Generate)) == 1
 
 
 async def test_a_dead_engine_fails_everything_at_once(engine: Engine, fake: FakeEngine) -> None:
