@@ -179,18 +179,18 @@ inline link::Task task(uint64_t id, std::vector<int32_t> prompt, uint32_t max_to
           .wants_digests = true};
 }
 
-inline void connect(EngineHost& prefill, EngineHost& decode, uint32_t peer, uint64_t incarnation) {
-  const link::Bytes key(32, 'k');
-  const auto command = [&](const EngineHost& remote) {
+inline void connect(EngineHost& prefill, EngineHost& decode, uint32_t peer, uint64_t incarnation,
+                    char key_of_decode = 'k') {
+  const auto command = [&](const EngineHost& remote, char key) {
     return link::ConnectPeer{.peer_id = peer,
                              .epoch = remote.epoch(),
                              .incarnation = incarnation,
-                             .mac_key = key,
+                             .mac_key = link::Bytes(32, key),
                              .descriptor = remote.ready().descriptor,
                              .layout = remote.ready().layout};
   };
-  prefill.send(command(decode));
-  decode.send(command(prefill));
+  prefill.send(command(decode, 'k'));
+  decode.send(command(prefill, key_of_decode));
   prefill.wait([&] { return prefill.peer_connected(peer); });
   decode.wait([&] { return decode.peer_connected(peer); });
 }

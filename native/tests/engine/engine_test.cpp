@@ -171,6 +171,22 @@ TEST_F(EngineTest, ABrokenPairEndsItsHandoffsAndANewOneWorks) {
   EXPECT_EQ(decode_->outcome(3000).finish, link::Finish::kLength);
 }
 
+TEST_F(EngineTest, EnginesThatDoNotAgreeOnTheKeyPartAtOnce) {
+  testing::connect(*prefill_, *decode_, 1, 77, 'x');
+  start_handoff(1, prompt(70, 5), 1);
+  decode_->wait([&] { return decode_->outcome(1).over() && decode_->peer_closed(1); });
+  EXPECT_EQ(decode_->outcome(1).code, StatusCode::kUnavailable);
+  EXPECT_EQ(decode_->counter("handoff_refused_mac"), 1u);
+  prefill_->wait([&] { return prefill_->outcome(1).over() && prefill_->peer_closed(1); });
+  EXPECT_EQ(prefill_->outcome(1).code, StatusCode::kUnavailable);
+  prefill_->wait_until_clean();
+  decode_->wait_until_clean();
+  connect(2, 78);
+  start_handoff(2, prompt(70, 5), 2);
+  decode_->wait([&] { return decode_->outcome(2).over(); });
+  EXPECT_EQ(decode_->outcome(2).tokens.size(), kMaxTokens);
+}
+
 TEST_F(EngineTest, AHandoffIdIsUsedOnce) {
   connect(1, 81);
   start_handoff(4000, prompt(50, 1), 1);
