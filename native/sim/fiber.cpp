@@ -10,7 +10,9 @@
 namespace crossdock::sim {
 namespace {
 
-constexpr size_t kStackBytes = 512 << 10;  // frames under AddressSanitizer are several times larger
+// Frames under AddressSanitizer are several times larger. It clears a stack's shadow, an eighth of
+// its size, at every switch, and from 64 KiB on by mapping it anew: 200 worlds took 32 s then, not 19.
+constexpr size_t kStackBytes = 448 << 10;
 thread_local Fiber* running = nullptr;
 
 #if defined(__SANITIZE_ADDRESS__)

@@ -40,6 +40,13 @@ bool Network::End::same_host() const {
   return a != nullptr && b != nullptr && a->host == b->host;
 }
 
+// What is on its way in a connection holds on to that connection.
+Network::~Network() {
+  for (const auto& [key, connection] : connections_) {
+    connection->data = connection->messages = connection->returns = {};
+  }
+}
+
 Node& Network::add_node(EngineId id, std::string host, const std::string& transport, uint64_t epoch,
                         uint64_t segment_bytes) {
   auto node = std::make_unique<Node>();

@@ -55,6 +55,9 @@ struct BrokenPromises {
 class Network {
  public:
   Network(Timeline& timeline, MemoryChecker& checker) : timeline_(timeline), checker_(checker) {}
+  ~Network();
+  Network(const Network&) = delete;
+  Network& operator=(const Network&) = delete;
 
   // `transport`: as in the engine's configuration. The node lives as long as the network.
   Node& add_node(EngineId id, std::string host, const std::string& transport, uint64_t epoch,
