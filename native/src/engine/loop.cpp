@@ -186,6 +186,8 @@ Status Engine::pump() {
       break_pair(store, Status(StatusCode::kDeadlineExceeded, "the kvstore does not answer"));
     }
   }
+  // The first tokens of handoffs that were committed: not behind the step that makes the second.
+  flush_tokens();
   link_.flush();
   return {};
 }

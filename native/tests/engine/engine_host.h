@@ -29,6 +29,7 @@ struct Outcome {
   StatusCode code = StatusCode::kOk;
   bool handed_off = false;
   uint32_t num_cached_tokens = 0;
+  size_t num_tokens_first = 0;  // in the first message that brought any
 
   bool over() const { return finish != link::Finish::kNone || ended || handed_off; }
 };
@@ -125,6 +126,11 @@ class EngineHost {
  private:
   void on(const link::Ready& e) { ready_ = e; }
   void on(const link::Tokens& e) {
+    std::map<uint64_t, size_t> num_tokens;
+    for (const auto& token : e.tokens) ++num_tokens[token.sequence_id];
+    for (const auto& [id, count] : num_tokens) {
+      if (outcomes_[id].tokens.empty()) outcomes_[id].num_tokens_first = count;
+    }
     for (const auto& token : e.tokens) {
       Outcome& outcome = outcomes_[token.sequence_id];
       EXPECT_FALSE(outcome.over()) << "a token after the end";

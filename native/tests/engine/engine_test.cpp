@@ -53,6 +53,7 @@ TEST_F(EngineTest, AHandoffGivesTheBitsOfOneEngine) {
       EXPECT_TRUE(prefill_->outcome(handoff).handed_off);
       const Outcome local = alone(*prefill_, id++, tokens);
       EXPECT_EQ(decode_->outcome(handoff).tokens, local.tokens) << length;
+      EXPECT_EQ(decode_->outcome(handoff).num_tokens_first, 1u) << "it waited for the second";
       EXPECT_EQ(decode_->outcome(handoff).digests, local.digests) << length;
       EXPECT_EQ(local.tokens.size(), kMaxTokens);
       EXPECT_EQ(local.finish, link::Finish::kLength);
