@@ -312,7 +312,7 @@ class ConnectRequest(_message.Message):
     incarnation: _builtins.int
     """Random, new with every Connect."""
     mac_key: _builtins.bytes
-    """32 random bytes; authenticates commits on this pair."""
+    """32 random bytes; seals the messages of this pair's handoffs."""
     @_builtins.property
     def endpoint(self) -> Global___EngineEndpoint:
         """Of the caller."""
