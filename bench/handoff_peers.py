@@ -27,6 +27,8 @@ from bench.peer_programs import PeerError, peer_python
 _OUT: Final = Path(__file__).parent / "out"
 _MIB: Final = 1 << 20
 _SIZES_MIB: Final = (1, 16, 256)
+# Speeds and latencies; what computing does not hide of a transfer; four senders into one.
+_NATIVE: Final = ("handoff", "handoff_overlap", "handoff_pacing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ def main() -> int:
     parser.add_argument("--programs", type=Path, required=True, help="folder with bench_*")
     parser.add_argument("--out", type=Path, default=_OUT, help="folder for the JSON lines")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each program")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each native case and turn")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each case of speed and turn")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     print(f"load average {os.getloadavg()[0]:.2f}", flush=True)
@@ -83,10 +85,12 @@ def main() -> int:
 
 
 def _native(programs: Mapping[str, Path], seconds: float) -> Iterator[Figure]:
-    if "handoff" not in programs:
-        raise ProgramError(f"there is no program bench_handoff; found {sorted(programs)}")
-    for _, figure in run_program(programs["handoff"], [str(seconds)]):
-        yield figure
+    for name in _NATIVE:
+        arguments = [str(seconds)] if name == "handoff" else []
+        if name not in programs:
+            raise ProgramError(f"there is no program bench_{name}; found {sorted(programs)}")
+        for _, figure in run_program(programs[name], arguments):
+            yield figure
 
 
 def _measure(peer: Peer, out: Path) -> list[Figure]:
