@@ -149,10 +149,10 @@ def overloaded(message: str, retry_after_s: float = 1.0) -> CrossdockError:
     )
 
 
-def handoff_refused(message: str, retry_after_s: float = 1.0) -> CrossdockError:
+def handoff_refused(message: str) -> CrossdockError:
     """The decode instance has no room for the prompt now."""
     return CrossdockError(
-        Code.RESOURCE_EXHAUSTED, message, Reason.HANDOFF_REFUSED, retry_after_s=retry_after_s
+        Code.RESOURCE_EXHAUSTED, message, Reason.HANDOFF_REFUSED, retry_after_s=1.0
     )
 
 

@@ -18,6 +18,7 @@ from crossdock.api.v1 import (
     kvstore_pb2_grpc,
     prefill_pb2_grpc,
 )
+from crossdock.api.v1.inference_pb2 import ChatMessage, SamplingParams
 from crossdock.cli.fleet_plan import Role
 from crossdock.rpc.channel import open_channel
 from crossdock.rpc.status import from_rpc_error
@@ -27,38 +28,6 @@ _FINISH_NAMES = {
     inference_pb2.FINISH_REASON_LENGTH: "length",
     inference_pb2.FINISH_REASON_ABORT: "abort",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingOptions:
-    """How tokens are chosen; None leaves it to the router's default."""
-
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    seed: int | None = None
-    stop: Sequence[str] = ()
-    ignore_eos: bool = False
-
-    def to_proto(self) -> inference_pb2.SamplingParams:
-        return inference_pb2.SamplingParams(
-            max_tokens=self.max_tokens,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            seed=self.seed,
-            stop=self.stop,
-            ignore_eos=self.ignore_eos,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One turn of a conversation."""
-
-    role: str
-    content: str
 
 
 @dataclass(slots=True)
@@ -90,26 +59,21 @@ class RouterClient:
         await self._channel.close(None)
 
     def generate(
-        self, prompt: str, model: str, sampling: SamplingOptions, outcome: Outcome
+        self, prompt: str, model: str, sampling: SamplingParams, outcome: Outcome
     ) -> AsyncIterator[str]:
         """The continuation's text as it comes; `outcome` is complete at its end."""
-        request = inference_pb2.GenerateRequest(
-            text=prompt, model=model, sampling=sampling.to_proto()
-        )
+        request = inference_pb2.GenerateRequest(text=prompt, model=model, sampling=sampling)
         return self._stream(self._stub.Generate(request, timeout=self._timeout_s), outcome)
 
     def chat(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[ChatMessage],
         model: str,
-        sampling: SamplingOptions,
+        sampling: SamplingParams,
         outcome: Outcome,
     ) -> AsyncIterator[str]:
         """The answer's text as it comes; `outcome` is complete at its end."""
-        turns = [inference_pb2.ChatMessage(role=m.role, content=m.content) for m in messages]
-        request = inference_pb2.ChatRequest(
-            messages=turns, model=model, sampling=sampling.to_proto()
-        )
+        request = inference_pb2.ChatRequest(messages=messages, model=model, sampling=sampling)
         return self._stream(self._stub.Chat(request, timeout=self._timeout_s), outcome)
 
     async def _stream(

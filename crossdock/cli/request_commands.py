@@ -12,8 +12,9 @@ from typing import Annotated
 
 import typer
 
+from crossdock.api.v1.inference_pb2 import ChatMessage, SamplingParams
 from crossdock.cli import fleet_record
-from crossdock.cli.client import Message, Outcome, RouterClient, SamplingOptions
+from crossdock.cli.client import Outcome, RouterClient
 from crossdock.cli.console import table_console
 from crossdock.cli.errors import CliError
 from crossdock.cli.timings import timings_table
@@ -88,8 +89,14 @@ def generate(
     ] = False,
 ) -> None:
     """Continue a prompt; the text is printed as it comes."""
-    sampling = SamplingOptions(
-        max_tokens, temperature, top_k, top_p, seed, tuple(stop or ()), ignore_eos
+    sampling = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        stop=stop,
+        ignore_eos=ignore_eos,
     )
     text = _read_stdin() if prompt == "-" else prompt
     router = address or fleet_record.find(name).router.address
@@ -121,18 +128,20 @@ def chat(
     timings: TimingsOption = False,
 ) -> None:
     """Talk to the model: one question, or a conversation until Ctrl-D."""
-    sampling = SamplingOptions(max_tokens, temperature, None, top_p, seed)
+    sampling = SamplingParams(
+        max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed
+    )
     router = address or fleet_record.find(name).router.address
     console = table_console(stderr=True)
-    turns = [Message("system", system)] if system else []
+    turns = [ChatMessage(role="system", content=system)] if system else []
 
     async def answer(question: str) -> None:
-        turns.append(Message("user", question))
+        turns.append(ChatMessage(role="user", content=question))
         async with RouterClient(router, timeout) as client:
             outcome = await _print_stream(
                 lambda filled: client.chat(turns, model, sampling, filled), quiet=False
             )
-        turns.append(Message("assistant", outcome.text))
+        turns.append(ChatMessage(role="assistant", content=outcome.text))
         if timings:
             console.print(timings_table(outcome.timings, outcome.usage))
 

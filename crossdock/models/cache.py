@@ -32,7 +32,6 @@ class ModelEntry:
     path: Path
     fetched: bool
     size_bytes: int  # On disk; 0 when not fetched.
-    source: str  # Where it comes from; empty for a directory that the user put there.
 
 
 def cache_directory() -> Path:
@@ -138,13 +137,13 @@ def is_complete(path: Path) -> bool:
 def _catalog_model(entry: CatalogEntry, path: Path) -> ModelEntry:
     fetched = is_complete(path)
     size = _size_bytes(path) if fetched else 0
-    return ModelEntry(entry.name, entry.dtype, path, fetched, size, entry.source.requirement)
+    return ModelEntry(entry.name, entry.dtype, path, fetched, size)
 
 
 def _own_model(path: Path) -> ModelEntry:
     config = _read_json(path / "config.json")
     dtype = str(config.get("torch_dtype") or config.get("dtype") or "")
-    return ModelEntry(path.name, dtype, path, True, _size_bytes(path), "")
+    return ModelEntry(path.name, dtype, path, True, _size_bytes(path))
 
 
 def _size_bytes(path: Path) -> int:

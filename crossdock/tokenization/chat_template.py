@@ -74,7 +74,6 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
-        **variables: Any,
     ) -> str:
         """The prompt; raises ChatTemplateError when the template refuses the messages."""
         pieces: list[str] = []
@@ -82,7 +81,6 @@ class ChatTemplate:
         try:
             for piece in self._template.generate(
                 **self._special_tokens,
-                **variables,
                 messages=[dict(message) for message in messages],
                 add_generation_prompt=add_generation_prompt,
             ):
