@@ -5,3 +5,5 @@ crossdock_test(sys_spsc_queue_test SOURCES tests/sys/spsc_queue_test.cpp LINKS c
 crossdock_test(sys_process_test SOURCES tests/sys/process_test.cpp LINKS crossdock_sys)
 crossdock_test(sys_thread_pool_test SOURCES tests/sys/thread_pool_test.cpp LINKS crossdock_sys)
 crossdock_test(sys_file_cache_test SOURCES tests/sys/file_cache_test.cpp LINKS crossdock_sys)
+crossdock_test(sys_scratch_directory_test SOURCES tests/sys/scratch_directory_test.cpp
+               LINKS crossdock_sys)

@@ -62,7 +62,7 @@ uint64_t available_memory_bytes() {
 
 uint64_t available_shared_memory_bytes() {
   struct statvfs info{};
-  if (::statvfs("/dev/shm", &info) != 0) return 0;
+  if (::statvfs(kSharedMemoryDirectory, &info) != 0) return 0;
   return uint64_t{info.f_bavail} * info.f_frsize;
 }
 

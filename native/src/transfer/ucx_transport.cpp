@@ -74,6 +74,7 @@ Result<std::unique_ptr<Transport>> UcxTransport::create(const TransportConfig& c
   std::unique_ptr<UcxTransport> transport(new UcxTransport(config, epoch));
   Status status = transport->open_workers();
   if (status.ok()) status = transport->open_segment();
+  transport->scratch_.reset();
   if (status.ok()) status = transport->open_listener();
   if (status.ok()) status = transport->watch_worker();
   if (!status.ok()) return status;
@@ -124,17 +125,27 @@ Status UcxTransport::open_workers() {
   }
   Status network = open_network(false);
   if (!network.ok() || (!automatic && config_.transport != "shm")) return network;
-  auto worker = UcxWorker::create(UCP_FEATURE_RMA,
-                                  {{"TLS", "posix,self"},
-                                   {"ALLOC_PRIO", "md:posix"},
-                                   {"POSIX_HUGETLB_MODE", config_.huge_pages ? "try" : "n"}});
-  if (worker.ok()) {
-    shared_ = std::move(worker).value();
-  } else if (automatic) {
-    descriptor_.staged = worker.status().message();
-  } else {
-    return worker.status();
-  }
+  const Status shared = open_shared_worker();
+  if (shared.ok() || !automatic) return shared;
+  descriptor_.staged = shared.message();
+  return {};
+}
+
+// UCX names a segment until all of its pages are there, which takes seconds for a large one, and
+// peers reach it without the name. In a directory of ours, what is left by a process that is killed
+// meanwhile can be told from what another is making.
+Status UcxTransport::open_shared_worker() {
+  auto scratch = ScratchDirectory::create(kSharedMemoryDirectory);
+  if (!scratch.ok()) return scratch.status();
+  scratch_.emplace(std::move(scratch).value());
+  // Options of a memory domain, too, come from the environment alone.
+  ::setenv("UCX_POSIX_DIR", scratch_->path().c_str(), 1);
+  ::setenv("UCX_POSIX_USE_PROC_LINK", "y", 1);
+  ::setenv("UCX_POSIX_HUGETLB_MODE", config_.huge_pages ? "try" : "n", 1);
+  auto worker =
+      UcxWorker::create(UCP_FEATURE_RMA, {{"TLS", "posix,self"}, {"ALLOC_PRIO", "md:posix"}});
+  if (!worker.ok()) return worker.status();
+  shared_ = std::move(worker).value();
   return {};
 }
 

@@ -6,9 +6,11 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "channel.h"
+#include "crossdock/sys/scratch_directory.h"
 #include "crossdock/transfer/transfer.h"
 #include "liveness.h"
 #include "ucx_peer.h"
@@ -42,6 +44,7 @@ class UcxTransport : public Transport {
   bool uses_tcp() const { return !uses_rc() || config_.transport == "auto"; }
   Status open_network(bool staged);
   Status open_workers();
+  Status open_shared_worker();
   Status open_segment();
   Status open_shared_memory(UcxAddress& address, UcxRemoteKeys& keys);
   Status open_network_memory(UcxRemoteKeys& keys);
@@ -84,6 +87,7 @@ class UcxTransport : public Transport {
   UniqueFd epoll_fd_;
   UniqueFd timer_fd_;
   std::unique_ptr<LivenessListener> liveness_;
+  std::optional<ScratchDirectory> scratch_;  // while the segment is made
   std::unique_ptr<UcxWorker> shared_;
   std::unique_ptr<UcxWorker> network_;
   std::unique_ptr<UcxMemory> shared_memory_;

@@ -15,7 +15,10 @@ namespace crossdock {
 // less. Zero when neither can be read.
 uint64_t available_memory_bytes();
 
-// What is left of the file system that holds POSIX shared memory. Zero when it is not mounted.
+// The file system of POSIX shared memory.
+inline constexpr const char* kSharedMemoryDirectory = "/dev/shm";
+
+// What is left of it. Zero when it is not mounted.
 uint64_t available_shared_memory_bytes();
 // Whether the kernel lets this process lock so many bytes: by the limit of ulimit -l, or by right.
 bool may_lock_memory(size_t bytes);
