@@ -21,6 +21,7 @@ class EngineInspector {
   uint32_t num_pairs() const { return static_cast<uint32_t>(engine_.peers_.all().size()); }
   uint32_t num_receiving() const { return static_cast<uint32_t>(engine_.receiving_.size()); }
   uint32_t num_sendings() const { return static_cast<uint32_t>(engine_.senders_.sendings_.size()); }
+  const StoreTraffic& store() const { return engine_.store_; }
   uint32_t num_staging_free() const { return engine_.senders_.staging_.num_free(); }
   // Aborts unless pool, tree and scheduler agree.
   void check() const { engine_.scheduler_.check(); }

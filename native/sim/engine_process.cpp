@@ -155,6 +155,9 @@ Inspection EngineProcess::inspect() const {
           .num_sendings = inspector.num_sendings(),
           .num_staging_free = inspector.num_staging_free(),
           .num_pairs = inspector.num_pairs(),
+          .num_store_blocks_read = inspector.store().num_blocks_read(),
+          .num_store_blocks_written = inspector.store().num_blocks_written(),
+          .num_store_blocks_bad = inspector.store().num_blocks_bad(),
           .counters = inspector.handoffs().counters(),
           .table = inspector.handoffs().describe()};
 }

@@ -38,6 +38,9 @@ struct Inspection {
   uint32_t num_sendings = 0;
   uint32_t num_staging_free = 0;
   uint32_t num_pairs = 0;
+  uint64_t num_store_blocks_read = 0;
+  uint64_t num_store_blocks_written = 0;
+  uint64_t num_store_blocks_bad = 0;
   HandoffCounters counters;
   std::string table;
 };

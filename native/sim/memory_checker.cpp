@@ -41,7 +41,9 @@ void MemoryChecker::posted(const std::shared_ptr<Piece>& piece) {
   piece->source_hash = hash(piece->source->at(piece->source_offset), piece->length_bytes);
   if (piece->kind == Piece::Kind::kWrite) {
     const auto use = look_(piece->target->id, piece->target_offset);
-    if (use.has_value() && use->target_of.has_value()) piece->holder = *use->target_of;
+    const bool may =
+        use.has_value() && (use->writer_epoch == 0 || use->writer_epoch == piece->issuer->epoch());
+    if (may && use->target_of.has_value()) piece->holder = *use->target_of;
   }
   check_target(*piece);
   pieces_.push_back(piece);
@@ -49,6 +51,8 @@ void MemoryChecker::posted(const std::shared_ptr<Piece>& piece) {
 
 void MemoryChecker::taking(Piece& piece) {
   check_source(piece);
+  const auto use = look_(piece.source->id, piece.source_offset);
+  if (use.has_value() && use->readers_verify) return;
   if (hash(piece.source->at(piece.source_offset), piece.length_bytes) == piece.source_hash) return;
   accuse(piece, "block-reuse", piece.source->id, "its source changed after it was posted");
 }
@@ -89,7 +93,7 @@ void MemoryChecker::check_target(Piece& piece) {
 void MemoryChecker::check_source(Piece& piece) {
   for_each_block(piece.source_offset, piece.length_bytes, [&](uint64_t offset) {
     const auto use = look_(piece.source->id, offset);
-    if (!use.has_value() || use->state != BlockState::kFree) return;
+    if (!use.has_value() || use->readers_verify || use->state != BlockState::kFree) return;
     accuse(piece, "block-reuse", piece.source->id, "its source is free");
   });
 }

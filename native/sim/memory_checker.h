@@ -27,17 +27,22 @@ struct Violation {
   std::string text;
 };
 
-// What an engine says of one of its blocks.
+// What an engine says of one of its blocks, or a kvstore of a slot.
 struct BlockUse {
   BlockState state = BlockState::kFree;
   // The handoff's sequence whose table has it beyond what was matched, and that sequence's state.
   std::optional<SequenceId> target_of;
   SequenceState target_state = SequenceState::kWaiting;
+  // Of a kvstore's slot, whose reservation stands for a sequence: the engine that may write it.
+  // 0: any that was told of the block.
+  uint64_t writer_epoch = 0;
+  // A kvstore does not see who reads, and may take back what it lent: its readers verify.
+  bool readers_verify = false;
 };
 
 class MemoryChecker {
  public:
-  // Of a node that is an engine; nothing for the blocks of another, or behind the pool.
+  // Of a node that is an engine or a kvstore; nothing behind its blocks.
   using Look = std::function<std::optional<BlockUse>(EngineId, uint64_t offset)>;
 
   MemoryChecker(Timeline& timeline, Look look) : timeline_(timeline), look_(std::move(look)) {}

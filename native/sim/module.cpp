@@ -3,9 +3,11 @@
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <stdexcept>
+#include <variant>
 
 #include "world.h"
 
@@ -62,11 +64,12 @@ std::map<std::string, uint64_t> named(const Statistics& s) {
           {"landed_late", s.landed_late},
           {"landed_quarantined", s.landed_quarantined},
           {"pieces_dropped", s.pieces_dropped},
+          {"blocks_corrupted", s.blocks_corrupted},
           {"pairs_ready", s.pairs_ready},
           {"pairs_broken", s.pairs_broken}};
 }
 
-Node& node(World& world, EngineId engine) { return world.at(engine).node(); }
+Node& node(World& world, EngineId id) { return world.node(id); }
 
 PathConditions changed(PathConditions way, std::optional<uint64_t> delay_min_ns,
                        std::optional<uint64_t> delay_max_ns, std::optional<uint64_t> bytes_per_s) {
@@ -104,6 +107,9 @@ void bind_views(nb::module_& m) {
       .def_prop_ro("num_sendings", count(&Inspection::num_sendings))
       .def_prop_ro("num_staging_free", count(&Inspection::num_staging_free))
       .def_prop_ro("num_pairs", count(&Inspection::num_pairs))
+      .def_prop_ro("num_store_blocks_read", count(&Inspection::num_store_blocks_read))
+      .def_prop_ro("num_store_blocks_written", count(&Inspection::num_store_blocks_written))
+      .def_prop_ro("num_store_blocks_bad", count(&Inspection::num_store_blocks_bad))
       .def_prop_ro("table", [](const EngineView& view) { return view.inside.table; })
       .def_prop_ro("counters", &counters);
 }
@@ -123,15 +129,15 @@ void bind_engines(nb::class_<World>& world) {
           },
           nb::kw_only(), "config_json"_a, "memory_fd"_a, "to_engine_fd"_a, "to_front_fd"_a,
           "host"_a, "token_ns"_a = 20'000, "step_ns"_a = 200'000)
-      .def("kill", &World::kill, "engine"_a)
+      .def("kill", &World::kill, "process"_a)
       .def(
           "kill_at_operation",
           [](World& self, EngineId engine, uint32_t count) {
             self.at(engine).kill_at_operation(count);
           },
           "engine"_a, "count"_a)
-      .def("stop", &World::stop, "engine"_a)
-      .def("resume", &World::resume, "engine"_a)
+      .def("stop", &World::stop, "process"_a)
+      .def("resume", &World::resume, "process"_a)
       .def(
           "set_pace",
           [](World& self, EngineId engine, uint64_t token_ns, uint64_t step_ns) {
@@ -140,6 +146,59 @@ void bind_engines(nb::class_<World>& world) {
           "engine"_a, nb::kw_only(), "token_ns"_a, "step_ns"_a)
       .def("inspect", &inspect, "engine"_a)
       .def("ended", &World::ended);
+}
+
+// What its front hears of, by the types of crossdock._native.
+using PeerChange = std::variant<PeerReady, PeerBroken, PeerClosed>;
+
+std::vector<PeerChange> drain(StoreProcess& store) {
+  std::vector<PeerChange> changes;
+  for (const TransferEvent& event : store.drain()) {
+    if (const auto* ready = std::get_if<PeerReady>(&event)) changes.emplace_back(*ready);
+    if (const auto* broken = std::get_if<PeerBroken>(&event)) changes.emplace_back(*broken);
+    if (const auto* closed = std::get_if<PeerClosed>(&event)) changes.emplace_back(*closed);
+  }
+  return changes;
+}
+
+void bind_stores(nb::module_& m, nb::class_<World>& world) {
+  nb::class_<StoreProcess>(m, "Segment")
+      .def_prop_ro("process_id", [](StoreProcess& self) { return self.node().id; })
+      .def_prop_ro("descriptor",
+                   [](StoreProcess& self) {
+                     const auto bytes = encode(self.node().descriptor);
+                     return nb::bytes(bytes.data(), bytes.size());
+                   })
+      .def_prop_ro("event_fd", &StoreProcess::event_fd)
+      .def(
+          "connect",
+          [](StoreProcess& self, PeerId peer_id, uint64_t incarnation,
+             const nb::bytes& descriptor) {
+            const auto* begin = static_cast<const std::byte*>(descriptor.data());
+            auto remote = value_or_raise(decode_endpoint(std::span(begin, descriptor.size())));
+            self.submit(
+                Connect{.peer = peer_id, .incarnation = incarnation, .remote = std::move(remote)});
+          },
+          nb::kw_only(), "peer_id"_a, "incarnation"_a, "descriptor"_a)
+      .def(
+          "disconnect",
+          [](StoreProcess& self, PeerId peer_id) { self.submit(Disconnect{.peer = peer_id}); },
+          "peer_id"_a)
+      .def("drain", &drain)
+      .def("watch", &StoreProcess::watch, "index"_a, "stride_bytes"_a, "block_bytes"_a);
+  world
+      .def(
+          "add_store",
+          [](World& self, std::string host, std::string transport, uint64_t epoch,
+             uint64_t segment_bytes) -> StoreProcess& {
+            return self.add_store({.host = std::move(host),
+                                   .transport = std::move(transport),
+                                   .epoch = epoch,
+                                   .segment_bytes = segment_bytes});
+          },
+          nb::kw_only(), "host"_a, "transport"_a, "epoch"_a, "segment_bytes"_a,
+          nb::rv_policy::reference_internal)
+      .def("corrupt", &World::corrupt, "store"_a);
 }
 
 void bind_network(nb::class_<World>& world) {
@@ -260,6 +319,11 @@ NB_MODULE(crossdock_sim, m) {
   m.attr("VOCAB_SIZE") = kVocabSize;
   m.attr("EOS_TOKEN_ID") = kEosTokenId;
   m.attr("CONTEXT_TOKENS_MAX") = kContextTokensMax;
+  nanobind::dict block_bytes;
+  for (const auto dtype : {crossdock::DType::kF32, crossdock::DType::kBf16}) {
+    block_bytes[name(dtype).c_str()] = Model("").layout(dtype).block_bytes();
+  }
+  m.attr("BLOCK_BYTES") = block_bytes;
   m.attr("BLOCK_STRIDE_BYTES") = Model("").layout(crossdock::DType::kF32).stride_bytes();
   bind_views(m);
   nanobind::class_<World> world(m, "World");
@@ -270,6 +334,7 @@ NB_MODULE(crossdock_sim, m) {
       .def("next_ns", &World::next_ns)
       .def("advance", &World::advance, nanobind::arg("until_ns"));
   bind_engines(world);
+  bind_stores(m, world);
   bind_network(world);
   bind_outcome(world);
   bind_oracle(m);

@@ -389,7 +389,9 @@ void Network::at_node(Node& node, uint64_t at_ns, std::function<void()> action) 
 }
 
 void Network::tell(Node& node, TransferEvent event) {
-  if (node.alive) node.events.push_back(std::move(event));
+  if (!node.alive) return;
+  node.events.push_back(std::move(event));
+  if (node.on_event) node.on_event();
 }
 
 void Network::send(const End& from, std::array<Pipe, 2> Connection::* pipes, uint64_t delay_ns,

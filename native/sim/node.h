@@ -24,6 +24,8 @@ struct Node {
   bool stopped = false;
   // What its transfer thread has for its loop.
   std::deque<TransferEvent> events;
+  // Called with each of them, for a loop that is not the world's.
+  std::function<void()> on_event;
   // What its transfer thread will do once it is continued.
   std::deque<std::function<void()>> deferred;
 

@@ -31,6 +31,7 @@ struct Statistics {
   uint64_t landed_late = 0;         // their sender had died
   uint64_t landed_quarantined = 0;  // in blocks that their owner had given up
   uint64_t pieces_dropped = 0;      // by the end of an endpoint or process
+  uint64_t blocks_corrupted = 0;    // of kvstores
   uint64_t pairs_ready = 0;
   uint64_t pairs_broken = 0;
 };

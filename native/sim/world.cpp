@@ -33,22 +33,23 @@ Status invalid(const std::string& message) { return {StatusCode::kInvalidArgumen
 World::World(uint64_t seed, bool trace)
     : seed_(seed),
       timeline_(seed, trace),
-      checker_(timeline_,
-               [this](EngineId engine, uint64_t offset) { return at(engine).use(offset); }),
+      checker_(timeline_, [this](EngineId id, uint64_t offset) { return use(id, offset); }),
       network_(timeline_, checker_) {
   catch_aborts();
 }
 
 World::~World() { signal(SIGABRT, SIG_DFL); }
 
-EngineProcess& World::at(EngineId engine) {
-  assert(engine < engines_.size());
-  return *engines_[engine];
+EngineProcess& World::at(EngineId engine) { return *engines_.at(engine); }
+
+Node& World::node(EngineId id) {
+  const auto store = stores_.find(id);
+  return store != stores_.end() ? store->second->node() : at(id).node();
 }
 
-const EngineProcess& World::at(EngineId engine) const {
-  assert(engine < engines_.size());
-  return *engines_[engine];
+std::optional<BlockUse> World::use(EngineId id, uint64_t offset) const {
+  const auto store = stores_.find(id);
+  return store != stores_.end() ? store->second->use(offset) : engines_.at(id)->use(offset);
 }
 
 Result<EngineId> World::add_engine(const EngineStart& start) {
@@ -69,20 +70,38 @@ Result<EngineId> World::add_engine(const EngineStart& start) {
   const KvLayout layout = model.layout(dtype);
   const uint64_t num_blocks = config.value().kv_memory_bytes / layout.stride_bytes();
   if (num_blocks < 2) return invalid("kv_memory_bytes: at least two blocks");
-  const auto id = static_cast<EngineId>(engines_.size());
+  const EngineId id = next_id();
   Node& node = network_.add_node(id, start.host, transport, timeline_.random.next() | 1,
                                  num_blocks * layout.stride_bytes() + Staging::bytes(layout));
-  engines_.push_back(std::make_unique<EngineProcess>(
-      EngineProcess::Ground{&timeline_, &network_, &model, &node}, config.value(),
-      std::move(link).value(), start.to_front_fd, start.pace));
+  engines_.emplace(id, std::make_unique<EngineProcess>(
+                           EngineProcess::Ground{&timeline_, &network_, &model, &node},
+                           config.value(), std::move(link).value(), start.to_front_fd, start.pace));
   timeline_.note("engine", id, node.epoch());
   return id;
 }
 
-void World::kill(EngineId engine) {
-  if (at(engine).exit_code().has_value()) return;
-  at(engine).kill();
-  note_end(at(engine));
+StoreProcess& World::add_store(const StoreStart& start) {
+  auto event = EventFd::create();
+  assert(event.ok() && "descriptors are left");
+  const EngineId id = next_id();
+  Node& node = network_.add_node(id, start.host, start.transport, start.epoch, start.segment_bytes);
+  timeline_.note("store", id, node.epoch());
+  auto store = std::make_unique<StoreProcess>(network_, node, std::move(event).value());
+  return *stores_.emplace(id, std::move(store)).first->second;
+}
+
+bool World::corrupt(EngineId store) {
+  if (!stores_.at(store)->corrupt(timeline_.random)) return false;
+  ++timeline_.statistics.blocks_corrupted;
+  timeline_.note("corrupted", store);
+  return true;
+}
+
+void World::kill(EngineId id) {
+  if (const auto store = stores_.find(id); store != stores_.end()) return store->second->kill();
+  if (at(id).exit_code().has_value()) return;
+  at(id).kill();
+  note_end(at(id));
 }
 
 void World::note_end(EngineProcess& engine) {
@@ -99,7 +118,10 @@ std::vector<EngineId> World::ended() { return std::exchange(ended_, {}); }
 
 std::optional<uint64_t> World::next_ns() {
   std::optional<uint64_t> next = timeline_.next_ns();
-  for (const auto& engine : engines_) {
+  for (const auto& [id, store] : stores_) {
+    if (store->has_news()) return timeline_.now_ns();
+  }
+  for (const auto& [id, engine] : engines_) {
     engine->look_at_link();
     if (engine->due()) return timeline_.now_ns();
     if (engine->exit_code().has_value() || engine->node().stopped) continue;
@@ -110,17 +132,24 @@ std::optional<uint64_t> World::next_ns() {
 }
 
 bool World::advance(uint64_t until_ns) {
-  if (!ended_.empty()) return true;
-  for (const auto& engine : engines_) engine->look_at_link();
+  // What their fronts did to the stores since, they did in view of every piece.
+  for (const auto& [id, store] : stores_) {
+    if (!store->changed()) continue;
+    checker_.after_turn(id);
+    check(*store, false);
+  }
+  if (take_news() || !ended_.empty()) return true;
+  for (const auto& [id, engine] : engines_) engine->look_at_link();
   for (;;) {
     while (std::any_of(engines_.begin(), engines_.end(),
-                       [](const auto& engine) { return engine->due(); })) {
+                       [](const auto& entry) { return entry.second->due(); })) {
       if (take_turn() || !ended_.empty()) return true;
     }
+    if (take_news()) return true;
     uint64_t next = timeline_.next_ns().value_or(UINT64_MAX);
     const bool by_timeline = next <= until_ns;
     uint64_t wake = UINT64_MAX;
-    for (const auto& engine : engines_) {
+    for (const auto& [id, engine] : engines_) {
       if (engine->exit_code().has_value() || engine->node().stopped) continue;
       wake = std::min(wake, engine->wake_ns());
     }
@@ -138,7 +167,7 @@ bool World::advance(uint64_t until_ns) {
 // One of those that are due, whichever chance has first.
 bool World::take_turn() {
   std::vector<EngineProcess*> due;
-  for (const auto& engine : engines_) {
+  for (const auto& [id, engine] : engines_) {
     if (engine->due()) due.push_back(engine.get());
   }
   EngineProcess& engine = *due[timeline_.random.below(due.size())];
@@ -152,20 +181,45 @@ bool World::take_turn() {
   return told;
 }
 
+// Whether a store's front has something to read.
+bool World::take_news() {
+  bool any = false;
+  for (const auto& [id, store] : stores_) any |= store->take_news();
+  return any;
+}
+
 void World::check() {
-  for (const auto& engine : engines_) check(*engine);
+  for (const auto& [id, engine] : engines_) check(*engine);
+  for (const auto& [id, store] : stores_) check(*store, true);
+}
+
+void World::check(EngineProcess& engine) {
+  if (engine.exit_code().has_value()) return;
+  if (holds([&] { engine.check(); })) return;
+  checker_.accuse("conservation", engine.node().id, "see stderr for what differs");
+}
+
+void World::check(StoreProcess& store, bool all) {
+  const EngineId id = store.node().id;
+  if (!holds([&] { store.check_index(); })) {
+    return checker_.accuse("conservation", id, "see stderr for what differs");
+  }
+  for (const uint32_t slot : store.wrong_slots(all)) {
+    checker_.accuse("commit-before-bytes", id,
+                    "slot " + std::to_string(slot) +
+                        " of a kvstore is published, and its bytes are not those of its checksum");
+  }
 }
 
 // On a fiber of its own: what does not hold aborts, and that is caught as an engine's abort is.
-void World::check(EngineProcess& engine) {
-  if (engine.exit_code().has_value()) return;
+bool World::holds(const std::function<void()>& check) {
   bool held = false;
   Fiber fiber([&] {
-    engine.check();
+    check();
     held = true;
   });
   fiber.resume();
-  if (!held) checker_.accuse("conservation", engine.node().id, "see stderr for what differs");
+  return held;
 }
 
 }  // namespace crossdock::sim

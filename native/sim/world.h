@@ -1,7 +1,9 @@
-// Engines, the network between them and the time in which they live: one thread, one seed.
+// Engines and kvstores, the network between them and the time in which they live: one thread, one
+// seed.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -10,9 +12,11 @@
 
 #include "crossdock/sys/status.h"
 #include "engine_process.h"
+#include "fiber.h"
 #include "memory_checker.h"
 #include "model.h"
 #include "network.h"
+#include "store_process.h"
 #include "timeline.h"
 
 namespace crossdock::sim {
@@ -27,6 +31,13 @@ struct EngineStart {
   Pace pace;
 };
 
+struct StoreStart {
+  std::string host;
+  std::string transport;
+  uint64_t epoch = 0;
+  uint64_t segment_bytes = 0;
+};
+
 class World {
  public:
   explicit World(uint64_t seed, bool trace = false);
@@ -35,18 +46,22 @@ class World {
   World& operator=(const World&) = delete;
 
   Result<EngineId> add_engine(const EngineStart& start);
-  void kill(EngineId engine);
-  void stop(EngineId engine) { network_.stop(at(engine).node()); }
-  void resume(EngineId engine) { network_.resume(at(engine).node()); }
+  StoreProcess& add_store(const StoreStart& start);
+  // A block of that kvstore. False while it holds none.
+  bool corrupt(EngineId store);
+  // Engines and kvstores have ids of one kind.
+  void kill(EngineId id);
+  void stop(EngineId id) { network_.stop(node(id)); }
+  void resume(EngineId id) { network_.resume(node(id)); }
+  Node& node(EngineId id);
   EngineProcess& at(EngineId engine);
-  const EngineProcess& at(EngineId engine) const;
   // Engines that ended since the last call.
   std::vector<EngineId> ended();
 
   std::optional<uint64_t> next_ns();
   // See crossdock_sim.pyi.
   bool advance(uint64_t until_ns);
-  // Conservation in every engine, now.
+  // Conservation in every engine and kvstore, and the bytes of every stored block, now.
   void check();
 
   Network& network() { return network_; }
@@ -55,7 +70,12 @@ class World {
 
  private:
   bool take_turn();
+  bool take_news();
   void check(EngineProcess& engine);
+  void check(StoreProcess& store, bool all);
+  bool holds(const std::function<void()>& check);
+  std::optional<BlockUse> use(EngineId id, uint64_t offset) const;
+  EngineId next_id() const { return static_cast<EngineId>(engines_.size() + stores_.size()); }
   void note_end(EngineProcess& engine);
 
   const uint64_t seed_;
@@ -63,7 +83,8 @@ class World {
   MemoryChecker checker_;
   Network network_;
   std::map<std::string, Model> models_;
-  std::vector<std::unique_ptr<EngineProcess>> engines_;
+  std::map<EngineId, std::unique_ptr<EngineProcess>> engines_;
+  std::map<EngineId, std::unique_ptr<StoreProcess>> stores_;
   std::vector<EngineId> ended_;
 };
 

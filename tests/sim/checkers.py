@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
+from crossdock import _native as native
 from crossdock.api.v1 import inference_pb2
 from tests.sim.callers import Outcome
 from tests.sim.native import crossdock_sim
@@ -190,9 +191,11 @@ def _common(a: list[int], b: list[int]) -> int:
 
 
 def everything_drains_after_faults_stop(
-    engines: Mapping[str, Inspection], held: Mapping[str, int]
+    engines: Mapping[str, Inspection],
+    held: Mapping[str, int],
+    stores: Mapping[str, native.BlockStoreStatistics],
 ) -> list[Breach]:
-    """Nothing is held by an engine, and nothing of what fronts and routers count (`held`)."""
+    """Nothing is held by an engine, of what fronts and routers count (`held`), or in a kvstore."""
     rule = everything_drains_after_faults_stop.__name__
     breaches = [Breach(rule, f"{name}: {count}") for name, count in held.items() if count]
     for name, engine in engines.items():
@@ -208,4 +211,15 @@ def everything_drains_after_faults_stop(
         left = {what: count for what, count in left.items() if count}
         if left or engine.num_free + engine.num_cached != engine.num_blocks:
             breaches.append(Breach(rule, f"{name} holds {left}: {engine.table}"))
+    for name, store in stores.items():
+        left = {
+            "leases": store.num_leases,
+            "writing": store.num_writing,
+            "pinned": store.num_pinned,
+            "retired": store.num_retired,
+            "quarantined": store.num_quarantined,
+        }
+        left = {what: count for what, count in left.items() if count}
+        if left:
+            breaches.append(Breach(rule, f"{name} holds {left}"))
     return breaches

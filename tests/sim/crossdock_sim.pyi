@@ -1,4 +1,5 @@
-"""Types of the simulated world: real engines in one thread, on virtual time, from one seed.
+"""Types of the simulated world: real engines and the segments of kvstores, in one thread, on
+virtual time, from one seed.
 
 The module is built beside the native tests (native/sim). What is real in it: the engine's loop
 with its scheduler, pool, prefix tree, handoff table, senders and link. What is simulated: clock,
@@ -11,14 +12,19 @@ are equal.
 
 from typing import Final, Literal, TypeAlias
 
+from crossdock._native import BlockStore, PeerBroken, PeerClosed, PeerReady
+
 START_NS: Final[int]
 VOCAB_SIZE: Final[int]
 EOS_TOKEN_ID: Final[int]
 CONTEXT_TOKENS_MAX: Final[int]
 BLOCK_STRIDE_BYTES: Final[int]
 """Of every engine, whatever its KV dtype: kv_memory_bytes is a multiple of it."""
+BLOCK_BYTES: Final[dict[str, int]]
+"""Of its bytes those that a checksum covers, by KV dtype."""
 
 EngineId: TypeAlias = int
+"""Of an engine, or of the process of a kvstore: ids of one kind."""
 
 State: TypeAlias = Literal["running", "stopped", "ended"]
 Message: TypeAlias = Literal[
@@ -61,13 +67,29 @@ class Inspection:
     num_staging_free: int
     num_operations: int
     """One-sided operations of this engine in flight."""
+    num_store_blocks_read: int
+    num_store_blocks_written: int
+    num_store_blocks_bad: int
+    """Read from a kvstore, and found not to be what was stored."""
     counters: dict[str, int]
     """Of the handoff table, by name: commits, revokes, refused_mac, ..."""
     table: str
     """HandoffTable.describe(): a line for every pair, record and tombstone."""
 
+class Segment:
+    """What a kvstore's process has beside its front: as crossdock._native.Segment."""
+
+    process_id: EngineId
+    descriptor: bytes
+    event_fd: int
+    def connect(self, *, peer_id: int, incarnation: int, descriptor: bytes) -> None: ...
+    def disconnect(self, peer_id: int) -> None: ...
+    def drain(self) -> list[PeerReady | PeerBroken | PeerClosed]: ...
+    def watch(self, index: BlockStore, stride_bytes: int, block_bytes: int) -> None:
+        """Shows the checkers the index of its slots, which must live as long as the process."""
+
 class World:
-    """Engines, the network between them, and what may go wrong."""
+    """Engines, kvstores, the network between them, and what may go wrong."""
 
     def __init__(self, seed: int, *, trace: bool = False) -> None:
         """With `trace`, `trace()` tells what happened."""
@@ -97,13 +119,18 @@ class World:
         another engine.
         """
 
-    def kill(self, engine: EngineId) -> None:
+    def add_store(
+        self, *, host: str, transport: str, epoch: int, segment_bytes: int
+    ) -> Segment: ...
+    def corrupt(self, store: EngineId) -> bool:
+        """Flips a bit of a block that this kvstore has. False while it has none."""
+    def kill(self, process: EngineId) -> None:
         """SIGKILL, wherever it is. Idempotent."""
     def kill_at_operation(self, engine: EngineId, count: int) -> None:
         """SIGKILL when it posts its count-th operation (messages too) from now, in mid-turn."""
-    def stop(self, engine: EngineId) -> None:
+    def stop(self, process: EngineId) -> None:
         """SIGSTOP: the loop and the transfer thread stand still."""
-    def resume(self, engine: EngineId) -> None:
+    def resume(self, process: EngineId) -> None:
         """SIGCONT."""
     def set_pace(self, engine: EngineId, *, token_ns: int, step_ns: int) -> None:
         """From its next step on."""
@@ -117,8 +144,8 @@ class World:
         once (a command in its link, say), None if nothing ever will."""
     def advance(self, until_ns: int) -> bool:
         """Runs what is due, in order, until `until_ns`. Returns True, and early, as soon as a front
-        has something to read (its to_front_fd is readable) or an engine has ended; False when
-        now_ns is until_ns. Call it again after a True: what is due at now_ns goes on."""
+        has something to read (its to_front_fd or event_fd is readable) or an engine has ended;
+        False when now_ns is until_ns. Call it again after a True: what is due at now_ns goes on."""
 
     # ---- network: names are engine ids, or hosts -------------------------------------------------
     def set_network(
@@ -185,7 +212,7 @@ class World:
         """Counts over the world: turns, layers, computed_tokens, messages, messages_tampered,
         operations, posts_failed, completions_lost, pieces_landed, bytes_landed, landed_late (their
         sender had died), landed_quarantined (in blocks that were given up), pieces_dropped,
-        pairs_ready, pairs_broken."""
+        blocks_corrupted, pairs_ready, pairs_broken."""
 
 def oracle(
     prompt: list[int],

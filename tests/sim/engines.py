@@ -1,4 +1,4 @@
-"""Engines of the simulated world behind the real front's link."""
+"""Engines of the simulated world behind the real front's link, and the memory of kvstores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.sim.virtual_loop import Process as SimProcess
 from tests.sim.virtual_loop import VirtualLoop, current_process
 
 if TYPE_CHECKING:
-    from tests.sim.crossdock_sim import EngineId, World
+    from tests.sim.crossdock_sim import EngineId, Segment, World
 
 _RING_BYTES = 1 << 18
 # From the end of a process to the moment its parent or child knows.
@@ -33,45 +33,66 @@ class Pace:
 
 @dataclass(frozen=True)
 class Path:
-    """How long what one engine sends another is under way."""
+    """How long what one engine sends another, or a kvstore, is under way."""
 
     delay_min_ns: int
     delay_max_ns: int
     bytes_per_s: int
 
 
-class Engine:
-    """An engine process of the world. Implements crossdock.engine.link.Process."""
+class Member:
+    """Who has a segment in the world: an engine, or the process of a kvstore."""
 
     def __init__(self, fleet: Engines, engine_id: EngineId, front: SimProcess) -> None:
         self.engine_id = engine_id
+        self.front = front
+        self._fleet = fleet
+
+    @property
+    def running(self) -> bool:
+        return self.front.alive
+
+    def kill(self) -> None:
+        self._fleet.world.kill(self.engine_id)
+
+    def stop(self) -> None:
+        self._fleet.world.stop(self.engine_id)
+
+    def resume(self) -> None:
+        self._fleet.world.resume(self.engine_id)
+
+
+class Engine(Member):
+    """An engine process of the world. Implements crossdock.engine.link.Process."""
+
+    def __init__(self, fleet: Engines, engine_id: EngineId, front: SimProcess) -> None:
+        super().__init__(fleet, engine_id, front)
         self.pid = 100_000 + engine_id
         self.last_words = ""
-        self.front = front
         self.stopped = False
         self.exit_code: int | None = None
-        self._fleet = fleet
         self._orphaned = False
         self._ended = asyncio.Event()
+
+    @property
+    def running(self) -> bool:
+        return self.exit_code is None
 
     async def wait(self) -> int:
         while self.exit_code is None:
             await self._ended.wait()
         return self.exit_code
 
-    def kill(self) -> None:
-        self._fleet.world.kill(self.engine_id)
-
     def stop(self) -> None:
-        if self.exit_code is None:
+        if self.running:
             self.stopped = True
-            self._fleet.world.stop(self.engine_id)
+            super().stop()
 
     def resume(self) -> None:
-        if not self.stopped or self.exit_code is not None:
+        if not self.stopped or not self.running:
             return
         self.stopped = False
-        self._fleet.world.resume(self.engine_id)
+        super().resume()
         if self._orphaned:
             self.front_died()
 
@@ -89,13 +110,14 @@ class Engine:
 
 
 class Engines:
-    """All engines of the world, those that ended included."""
+    """All engines and kvstores of the world, those that ended included."""
 
     def __init__(self, world: World, random: Random) -> None:
         self.world = world
         self.random = random
         self.loop: VirtualLoop
         self.all: dict[EngineId, Engine] = {}
+        self._members: list[Member] = []
         # A link must outlive its engine, whose front may be gone.
         self._links: list[Link] = []
         self._cut: set[frozenset[str]] = set()
@@ -107,7 +129,7 @@ class Engines:
             **asdict(usual), lost_completions=lost_completions, write_chunk_bytes=write_chunk_bytes
         )
 
-    def set_path(self, source: Engine, target: Engine, path: Path | None) -> None:
+    def set_path(self, source: Member, target: Member, path: Path | None) -> None:
         """In one direction; None is as it usually is."""
         self.world.set_path(source.engine_id, target.engine_id, **asdict(path or self._usual))
 
@@ -125,22 +147,37 @@ class Engines:
         )
         self._links.append(link)
         engine = Engine(self, engine_id, front)
-        for other in self.running():
-            if frozenset((other.front.host, front.host)) in self._cut:
-                self.world.partition(engine_id, other.engine_id)
+        self._enter(engine)
         self.all[engine_id] = engine
         front.on_death.append(engine.front_died)
         return link, engine
 
-    def of(self, front: SimProcess) -> Engine | None:
+    def add_store(self, epoch: int, transport: str, memory_bytes: int) -> tuple[Segment, Member]:
+        front = current_process()
+        segment = self.world.add_store(
+            host=front.host, transport=transport, epoch=epoch, segment_bytes=memory_bytes
+        )
+        store = Member(self, segment.process_id, front)
+        self._enter(store)
+        front.on_death.append(store.kill)
+        return segment, store
+
+    def _enter(self, member: Member) -> None:
+        for other in self.members():
+            if frozenset((other.front.host, member.front.host)) in self._cut:
+                self.world.partition(member.engine_id, other.engine_id)
+        self._members.append(member)
+
+    def of(self, front: SimProcess) -> Member | None:
         """The one that runs now."""
-        for engine in self.all.values():
-            if engine.front is front and engine.exit_code is None:
-                return engine
-        return None
+        return next((member for member in self.members() if member.front is front), None)
+
+    def members(self) -> list[Member]:
+        """Those that run."""
+        return [member for member in self._members if member.running]
 
     def running(self) -> list[Engine]:
-        return [engine for engine in self.all.values() if engine.exit_code is None]
+        return [engine for engine in self.all.values() if engine.running]
 
     def partition(self, a: str, b: str) -> None:
         """Between hosts: the engines there now, and those to come."""
@@ -153,8 +190,8 @@ class Engines:
         for left, right in self._between(a, b):
             self.world.heal(left.engine_id, right.engine_id)
 
-    def _between(self, a: str, b: str) -> list[tuple[Engine, Engine]]:
-        running = self.running()
+    def _between(self, a: str, b: str) -> list[tuple[Member, Member]]:
+        running = self.members()
         return [
             (left, right)
             for left in running

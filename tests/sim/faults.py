@@ -8,7 +8,7 @@ from random import Random
 from typing import Any, cast
 
 from tests.sim.callers import Caller
-from tests.sim.engines import Engine, Path
+from tests.sim.engines import Member, Path
 from tests.sim.scenario import Fault
 from tests.sim.services import EngineService, Ground, Service
 from tests.sim.virtual_loop import Process
@@ -86,7 +86,8 @@ class Faults:
             self._note(f"start {service.name}")
             service.start()
 
-    def _engine(self, service: Service) -> Engine | None:
+    def _engine(self, service: Service) -> Member | None:
+        """The engine that runs now; of a kvstore its segment."""
         return self._ground.engines.of(service.process) if service.process is not None else None
 
     # ---- processes -----------------------------------------------------------------------------
@@ -125,11 +126,9 @@ class Faults:
         return True
 
     def _stop_front(self, fault: Fault, service: Service) -> bool:
-        process = service.process
-        if process is None or not service.alive:
+        if not service.alive:
             return False
-        process.stop()
-        return self._lasting(fault, process.resume)
+        return self._lasting(fault, service.stop())
 
     _stop_router = _stop_front
 
@@ -214,7 +213,7 @@ class Faults:
         if engine is None:
             return False
         engines = self._ground.engines
-        others = [other for other in engines.running() if other is not engine]
+        others = [other for other in engines.members() if other is not engine]
         for other in others:
             engines.set_path(engine, other, _SLOW_PATH)
         engines.world.kill_at_operation(engine.engine_id, _OPERATIONS_BEFORE + fault.count)
@@ -224,6 +223,13 @@ class Faults:
                 engines.set_path(engine, other, None)
 
         return self._lasting(fault, undo)
+
+    def _corrupt_store(self, fault: Fault, service: Service) -> bool:
+        memory = self._engine(service)
+        if memory is None:
+            return False
+        world = self._ground.engines.world
+        return sum(world.corrupt(memory.engine_id) for _ in range(fault.count)) > 0
 
     # ---- what engines send each other ------------------------------------------------------------
 

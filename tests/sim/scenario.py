@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Final
 
 from tests.sim.engines import Pace
 
 BLOCK_TOKENS: Final = 32
+_STORE_SHARE: Final = 0.5
 # Ids above the special ones and the end of sequence; few, so that prompts share beginnings.
 _FIRST_TOKEN: Final = 8
 
@@ -34,6 +35,14 @@ FAULTS: Final = (
     "lose-completions",
     "tamper",
     "slow-engine",
+)
+# What may befall a kvstore, and what may befall an engine that reads and writes it.
+_STORE_FAULTS: Final = (
+    *("kill-front", "stop-front", "terminate", "partition", "reset", "break-pair", "corrupt-store"),
+)
+_STORE_USER_FAULTS: Final = (
+    *("slow-path", "kill-on-slow-paths", "kill-front", "stop-engine", "stop-both"),
+    *("fail-posts", "lose-completions"),
 )
 _TAMPERINGS: Final = (
     *("drop", "duplicate", "truncate", "forge", "delay", "incarnation", "attempt", "replay"),
@@ -93,6 +102,18 @@ class Instance:
 
 
 @dataclass(frozen=True)
+class StoreInstance:
+    """The kvstore. `lease_ms`: what its clients ask for; None is what they do by themselves."""
+
+    name: str
+    host: str
+    renamed: bool
+    num_blocks: int
+    transport: str
+    lease_ms: int | None
+
+
+@dataclass(frozen=True)
 class Scenario:
     """Everything that a seed decides beforehand."""
 
@@ -107,6 +128,7 @@ class Scenario:
     write_chunk_bytes: int
     sabotage: str = ""
     names: tuple[str, ...] = field(default=())
+    store: StoreInstance | None = None
 
 
 def draw(seed: int, *, faults: bool = True, sabotage: str = "") -> Scenario:
@@ -117,7 +139,7 @@ def draw(seed: int, *, faults: bool = True, sabotage: str = "") -> Scenario:
     spread_s = random.choice((0.5, 3.0, 10.0))
     asks = _asks(random, instances, num_tenants, spread_s)
     hostile = random.random() < 0.9
-    return Scenario(
+    scenario = Scenario(
         seed=seed,
         num_tenants=num_tenants,
         instances=instances,
@@ -130,6 +152,50 @@ def draw(seed: int, *, faults: bool = True, sabotage: str = "") -> Scenario:
         sabotage=sabotage,
         names=names,
     )
+    # Chance of its own, so that what a seed is besides does not hang on it.
+    random = Random(f"store {seed}")
+    return with_store(scenario, random) if random.random() < _STORE_SHARE else scenario
+
+
+def with_store(scenario: Scenario, random: Random) -> Scenario:
+    """The same fleet with a kvstore, which is in for faults where the fleet is."""
+    prefill = [instance for instance in scenario.instances if instance.role == "prefill"]
+    if not prefill:
+        return scenario
+    own_host = prefill[0].host if prefill[0].host == "shared" else "host-kvstore"
+    store = StoreInstance(
+        name="kvstore",
+        host=random.choice((own_host, prefill[0].host)),
+        renamed=random.random() < 0.5,
+        num_blocks=random.choice((4, 12, 64, 256)),
+        transport=str(prefill[0].config["transport"]),
+        lease_ms=random.choice((None, None, 2, 50, 1_000)),
+    )
+    faults: list[Fault] = []
+    if scenario.faults:
+        kinds = random.sample(_STORE_FAULTS + _STORE_USER_FAULTS, random.randint(1, 4))
+        until_s = max(ask.at_s for ask in scenario.asks) + 1
+        faults = [
+            Fault(
+                at_s=random.uniform(0, until_s),
+                kind=(kind := random.choice(kinds)),
+                target=store.name if kind in _STORE_FAULTS else random.choice(prefill).name,
+                other=random.choice(prefill).name if kind in _STORE_FAULTS else store.name,
+                lasts_s=random.choice((0.01, 0.3, 2.0, 12.0, 40.0)),
+                count=random.randint(1, 8),
+                how="",
+                message="",
+            )
+            for _ in range(random.randint(1, 8))
+        ]
+    instances = tuple(
+        replace(instance, config=instance.config | {"store": True})
+        if instance.role == "prefill"
+        else instance
+        for instance in scenario.instances
+    )
+    both = sorted((*scenario.faults, *faults), key=lambda fault: fault.at_s)
+    return replace(scenario, store=store, instances=instances, faults=tuple(both))
 
 
 def _instances(random: Random) -> tuple[Instance, ...]:

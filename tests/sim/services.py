@@ -1,4 +1,4 @@
-"""The four services' processes, wired as their composition roots wire them, on simulated ground."""
+"""Processes of the four services, wired as their composition roots wire them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from random import Random
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import grpc
 
@@ -24,10 +24,17 @@ from services.decode.servicer import NAME as DECODE_NAME
 from services.decode.servicer import STATUS_METHOD, DecodeServicer
 from services.decode.servicer import register as register_decode
 from services.decode.source_client import Sources
+from services.kvstore.servicer import NAME as KVSTORE_NAME
+from services.kvstore.servicer import UNGATED as KVSTORE_UNGATED
+from services.kvstore.servicer import KvStoreServicer
+from services.kvstore.servicer import register as register_kvstore
+from services.kvstore.store import Store
+from services.kvstore.tier import Tier
 from services.prefill.prefilling import Prefilling
 from services.prefill.servicer import NAME as PREFILL_NAME
 from services.prefill.servicer import UNGATED, PrefillServicer
 from services.prefill.servicer import register as register_prefill
+from services.prefill.store_client import StoreClient
 from services.router.fleet import Fleet
 from services.router.generation import Inference
 from services.router.live import LiveRequests
@@ -40,11 +47,14 @@ from services.router.servicer import UNGATED as ROUTER_UNGATED
 from services.router.servicer import InferenceServicer
 from services.router.servicer import register as register_router
 from services.router.worker_client import GrpcWorkers
-from tests.sim.engines import Engines, Pace, SimLauncher
+from tests.sim.engines import Engines, Member, Pace, SimLauncher
 from tests.sim.network import Network
 from tests.sim.rpc_client import WINDOW_MESSAGES, Channel, Tap
 from tests.sim.rpc_server import Server
 from tests.sim.virtual_loop import Process, VirtualLoop
+
+if TYPE_CHECKING:
+    from tests.sim.crossdock_sim import Segment
 
 _MODEL = "sim"
 _DRAIN_S = 30.0
@@ -123,6 +133,12 @@ class Service:
             self.ground.note(f"{process.name} cannot start: {error}")
             process.kill()
 
+    def stop(self) -> Callable[[], None]:
+        """SIGSTOP of the process that runs now; what is returned is its SIGCONT."""
+        assert self.process is not None
+        self.process.stop()
+        return self.process.resume
+
     def terminate(self) -> None:
         """SIGTERM: drains, ends by itself."""
         assert self.process is not None
@@ -159,18 +175,84 @@ class EngineService(Service):
 
 
 class PrefillService(EngineService):
-    """As services/prefill/__main__.py builds it, without a kvstore."""
+    """As services/prefill/__main__.py builds it."""
 
     role = "prefill"
+    kvstore = ""
+    store_tap: Tap | None = None
+    store: StoreClient | None
 
     async def _serve(self) -> None:
         front = self._make_front(UNGATED, self.ground.surroundings())
+        self.store = None
+        if self.kvstore:
+            surroundings = self.ground.surroundings(self.store_tap)
+            self.store = StoreClient(self.instance_id, self.kvstore, surroundings)
+            front.on_engine = self.store.attach
         front.server.add(PREFILL_NAME, register_prefill(PrefillServicer(front, Prefilling(front))))
         await front.start(self.host, self.port)
 
     async def _drain(self) -> None:
         await self.front.server.drain(_DRAIN_S)
+        if self.store is not None:
+            await self.store.close()
         await self.front.supervisor.stop()
+
+
+class _WatchedTier(Tier):
+    """Shows the checkers its index, as soon as an engine has decided the size of the slots."""
+
+    segment: Segment
+    block_bytes: int
+
+    def admit(self, owner_epoch: int, stride_bytes: int, who: str) -> None:
+        is_first = self._index is None
+        super().admit(owner_epoch, stride_bytes, who)
+        if is_first:
+            self.segment.watch(self._require_index(), stride_bytes, self.block_bytes)
+
+
+class KvStoreService(Service):
+    """As services/kvstore/__main__.py builds it. Front and segment are one process."""
+
+    role = "kvstore"
+    memory_bytes: int
+    transport: str
+    block_bytes: int
+    store: Store
+    memory: Member
+
+    async def _serve(self) -> None:
+        surroundings = self.ground.surroundings()
+        epoch = surroundings.random.getrandbits(64) | 1
+        segment, self.memory = self.ground.engines.add_store(
+            epoch, self.transport, self.memory_bytes
+        )
+        self._server = RpcServer(
+            self.instance_id, ungated=KVSTORE_UNGATED, surroundings=surroundings
+        )
+        gate = self._server.gate
+        tier = _WatchedTier(self.memory_bytes, epoch)
+        tier.segment, tier.block_bytes = segment, self.block_bytes
+        self.store = Store(self.instance_id, epoch, segment, tier, lambda: gate.draining)
+        self._server.add(KVSTORE_NAME, register_kvstore(KvStoreServicer(self.store)))
+        await self._server.start(self.host, self.port)
+        await self._server.set_serving(True)
+
+    async def _drain(self) -> None:
+        await self._server.drain(_DRAIN_S)
+        self.store.close()
+
+    def stop(self) -> Callable[[], None]:
+        front_goes_on = super().stop()
+        memory = self.memory
+        memory.stop()
+
+        def go_on() -> None:
+            memory.resume()
+            front_goes_on()
+
+        return go_on
 
 
 class DecodeService(EngineService):

@@ -20,20 +20,14 @@ import structlog
 from crossdock.errors import CrossdockError
 from tests.sim import checkers
 from tests.sim.callers import Caller, Outcome
-from tests.sim.checkers import Breach, TenantWatch
+from tests.sim.checkers import Breach
 from tests.sim.engines import Engines, Path
 from tests.sim.faults import Faults
+from tests.sim.fleet import Fleet
 from tests.sim.native import crossdock_sim
 from tests.sim.network import Network
 from tests.sim.scenario import Ask, Scenario
-from tests.sim.services import (
-    DecodeService,
-    EngineService,
-    Ground,
-    PrefillService,
-    RouterService,
-    Service,
-)
+from tests.sim.services import Ground, Service
 from tests.sim.virtual_loop import DeadlockError, VirtualLoop, process_or_none
 
 # Bounds in virtual seconds. A fault lasts 40 s at most; an engine that hangs is found in 35 s.
@@ -78,10 +72,7 @@ class Simulation:
         network = Network(self._loop, Random(f"network {scenario.seed}"))
         network.conditions.delay_max_s = scenario.delay_max_s
         self._ground = Ground(self._loop, network, engines, self._random, self.note)
-        self._services: dict[str, Service] = {}
-        self._routers: list[RouterService] = []
-        self._instances: list[EngineService] = []
-        self._watches: list[TenantWatch] = []
+        self._fleet: Fleet
         self._callers: list[Caller] = []
 
     def run(self) -> Result:
@@ -119,35 +110,10 @@ class Simulation:
         )
         if scenario.sabotage:
             self._world.sabotage(scenario.sabotage)
-        kinds = {"prefill": PrefillService, "decode": DecodeService}
-        for index, instance in enumerate(scenario.instances):
-            service = kinds[instance.role](
-                self._ground, instance.name, instance.host, 9_000 + index, renamed=instance.renamed
-            )
-            service.pace = instance.pace
-            memory_bytes = instance.num_blocks * crossdock_sim.BLOCK_STRIDE_BYTES
-            service.config = replace(
-                service.config,
-                kv_memory_bytes=memory_bytes,
-                **instance.config,  # type: ignore[arg-type]
-            )
-            self._instances.append(service)
-        of_role = {
-            role: [service.address for service in self._instances if service.role == role]
-            for role in kinds
-        }
-        for tenant in range(scenario.num_tenants):
-            watch = TenantWatch(b"tenant %d" % tenant)
-            router = RouterService(
-                self._ground, f"router{tenant}", "gateway", 8_000 + tenant, renamed=False
-            )
-            router.connect_to(of_role["prefill"], of_role["decode"], watch)
-            self._watches.append(watch)
-            self._routers.append(router)
-        self._services = {service.name: service for service in (*self._instances, *self._routers)}
+        self._fleet = Fleet(self._ground, scenario)
 
     async def _main(self) -> None:
-        for service in self._services.values():
+        for service in self._fleet.services.values():
             service.start()
         if not await self._until(self._settled, _START_MAX_S):
             self._breach("everything_drains_after_faults_stop", "the fleet does not start")
@@ -156,7 +122,7 @@ class Simulation:
         faults = Faults(
             self._ground,
             Random(f"faults {self._scenario.seed}"),
-            self._services,
+            self._fleet.services,
             self._callers,
             self.note,
         )
@@ -167,7 +133,7 @@ class Simulation:
         self._result.counts.update({f"fault {kind}": n for kind, n in faults.counts.items()})
         await self._until(self._answered, _END_MAX_S)
         if not await self._until(self._settled, _RECOVER_MAX_S):
-            text = f"the fleet does not recover: {self._unsettled()}"
+            text = f"the fleet does not recover: {self._fleet.unsettled()}"
             self._breach("everything_drains_after_faults_stop", text)
             return
         # An instance whose quarantine is full refuses, rightly, until it has drained.
@@ -178,14 +144,14 @@ class Simulation:
         await self._shut_down()
 
     def _call(self, ask: Ask) -> Caller:
-        address = self._routers[ask.tenant].address
+        address = self._fleet.routers[ask.tenant].address
         return Caller(self._loop, self._ground.network, ask, address)
 
     async def _probe(self) -> None:
         """A fleet that is well answers everybody, and rightly. Faults that were prepared but met
         nothing until now (a post to fail, a message to drop) may still cost some tries.
         """
-        for router in range(len(self._routers)):
+        for router in range(self._scenario.num_tenants):
             for index in range(_NUM_PROBES):
                 for trial in range(_PROBE_TRIALS):
                     outcome = await self._ask_now(router, index, trial)
@@ -212,9 +178,9 @@ class Simulation:
         return caller.outcome
 
     async def _shut_down(self) -> None:
-        """SIGTERM to all, routers first; every process ends, engines with code 0."""
+        """SIGTERM to all, callers before callees; every process ends, engines with code 0."""
         engines = {engine.engine_id for engine in self._ground.engines.running()}
-        for group in (self._routers, self._instances):
+        for group in self._fleet.groups:
             for service in group:
                 service.terminate()
             await self._until(partial(_all_ended, group), _DRAIN_MAX_S)
@@ -237,32 +203,19 @@ class Simulation:
     def _answered(self) -> bool:
         return all(caller.outcome.over for caller in self._callers)
 
-    def _unsettled(self) -> list[str]:
-        return [
-            service.name
-            for service in self._services.values()
-            if not service.serving
-            or (isinstance(service, RouterService) and not service.fleet.is_settled())
-            or (isinstance(service, EngineService) and not _has_engine(service))
-        ]
-
     def _settled(self) -> bool:
-        return not self._unsettled()
+        return not self._fleet.unsettled()
 
     def _drain_breaches(self) -> list[Breach]:
-        held: dict[str, int] = {}
-        for router in self._routers:
-            held[f"{router.name} live requests"] = len(router.live)
-            held[f"{router.name} tokens in flight"] = router.fleet.in_flight_tokens()
-        for service in self._instances:
-            held[f"{service.name} live requests"] = len(service.front.live)
         inspections = {
             f"engine {engine.engine_id} of {engine.front.name}": self._world.inspect(
                 engine.engine_id
             )
             for engine in self._ground.engines.running()
         }
-        return checkers.everything_drains_after_faults_stop(inspections, held)
+        return checkers.everything_drains_after_faults_stop(
+            inspections, self._fleet.held(), self._fleet.stores()
+        )
 
     # ---- what is watched -------------------------------------------------------------------------
 
@@ -283,7 +236,7 @@ class Simulation:
         )
         result.breaches += checkers.errors_are_honest(outcomes)
         result.breaches += checkers.tokens_equal_the_oracle(outcomes, oracle)
-        for watch in self._watches:
+        for watch in self._fleet.watches:
             result.breaches += watch.breaches
         self._count(outcomes)
         for outcome in outcomes:
@@ -306,8 +259,17 @@ class Simulation:
             counts["tokens"] += len(outcome.tokens)
             counts["attempts"] += outcome.num_attempts
         for engine in self._ground.engines.all:
-            for name, count in self._world.inspect(engine).counters.items():
+            inside = self._world.inspect(engine)
+            for name, count in inside.counters.items():
                 counts[f"table {name}"] += count
+            counts["store blocks read"] += inside.num_store_blocks_read
+            counts["store blocks written"] += inside.num_store_blocks_written
+            counts["store blocks bad"] += inside.num_store_blocks_bad
+        for statistics in self._fleet.stores().values():
+            for name in ("hit", "published", "evicted", "dropped", "abandoned"):
+                counts[f"store blocks {name}"] += getattr(statistics, f"{name}_blocks")
+            counts["store leases expired"] += statistics.expired_leases
+            counts["store blocks refused"] += statistics.refused_reservations
         for name, count in self._world.statistics().items():
             counts[f"world {name}"] += count
         network = self._ground.network.counts
@@ -345,7 +307,7 @@ class Simulation:
             for process in self._loop.processes:
                 process.bury()
             self._callers.clear()
-            self._services.clear()
+            del self._fleet
             gc.collect()
         finally:
             sys.unraisablehook = shown
@@ -368,10 +330,6 @@ def oracle(outcome: Outcome) -> list[int]:
 
 def _all_ended(services: Sequence[Service]) -> bool:
     return not any(service.alive for service in services)
-
-
-def _has_engine(service: EngineService) -> bool:
-    return service.front.supervisor.current_or_none() is not None
 
 
 def _with_cause(event: MutableMapping[str, Any]) -> str:

@@ -125,9 +125,17 @@ def _inspection(**changes: int) -> Any:
 )
 def test_everything_drains_fires(left: str) -> None:
     drains = checkers.everything_drains_after_faults_stop
-    assert not drains({"engine": _inspection()}, {})
-    assert drains({"engine": _inspection(**{left: 1})}, {})
-    assert drains({"engine": _inspection()}, {"router live requests": 1})
+    assert not drains({"engine": _inspection()}, {}, {})
+    assert drains({"engine": _inspection(**{left: 1})}, {}, {})
+    assert drains({"engine": _inspection()}, {"router live requests": 1}, {})
+
+
+@pytest.mark.parametrize("left", ["leases", "writing", "pinned", "retired", "quarantined"])
+def test_everything_drains_fires_for_a_store(left: str) -> None:
+    names = ("leases", "writing", "pinned", "retired", "quarantined")
+    clean = {f"num_{name}": 0 for name in names}
+    store: Any = SimpleNamespace(**(clean | {f"num_{left}": 1}))
+    assert checkers.everything_drains_after_faults_stop({}, {}, {"kvstore": store})
 
 
 def _slow_and_broken(seed: int, sabotage: str) -> Scenario:

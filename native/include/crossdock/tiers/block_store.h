@@ -111,6 +111,7 @@ struct BlockStoreStatistics {
   uint64_t stale_drops = 0;     // reports of a generation that is gone already
   uint64_t expired_leases = 0;
   uint64_t refused_reservations = 0;  // blocks that found no room
+  friend bool operator==(const BlockStoreStatistics&, const BlockStoreStatistics&) = default;
 };
 
 class BlockStore {
@@ -164,6 +165,8 @@ class BlockStore {
   void check() const;
 
  private:
+  friend class BlockStoreInspector;  // what a simulation's checkers look at
+
   enum class SlotState : uint8_t { kFree, kWriting, kPublished, kRetired, kQuarantined };
   static constexpr uint32_t kNone = UINT32_MAX;
 
