@@ -4,46 +4,56 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
-
-from prometheus_client.registry import Collector
 
 from crossdock.rpc.native_import import requires_native
 from crossdock.rpc.serving import run_service
+from crossdock.rpc.settings import ServiceSettings
+from crossdock.rpc.surroundings import REAL, Surroundings
 
 with requires_native("decode"):
     from crossdock.engine.front import Front
-    from crossdock.engine.metrics import collectors_of
-    from crossdock.engine.process import ProcessLauncher, engine_path
+    from crossdock.engine.link import Launcher
+    from crossdock.engine.process import EngineConfig, ProcessLauncher, engine_path
+    from crossdock.engine.service import EngineService
+    from crossdock.engine.supervisor import SupervisorTimes
     from services.decode.config import DecodeSettings
     from services.decode.generation import Generation
     from services.decode.servicer import NAME, STATUS_METHOD, DecodeServicer, register
     from services.decode.source_client import Sources
 
 
-class DecodeService:
-    """The instance's parts, and the order in which they start and end."""
+class DecodeService(EngineService):
+    """The instance's parts."""
 
-    def __init__(self, settings: DecodeSettings, instance_id: str) -> None:
-        self._settings = settings
-        config = settings.engine_config(instance_id, store=False)
-        launcher = ProcessLauncher(config, engine_path(os.environ))
-        self._front = Front("decode", config, launcher, ungated=[STATUS_METHOD])
-        self._sources = Sources(instance_id)
-        servicer = DecodeServicer(self._front, Generation(self._front, self._sources))
-        self._front.server.add(NAME, register(servicer))
+    def __init__(
+        self,
+        settings: ServiceSettings,
+        config: EngineConfig,
+        launcher: Launcher,
+        *,
+        times: SupervisorTimes | None = None,
+        surroundings: Surroundings = REAL,
+    ) -> None:
+        front = Front(
+            "decode",
+            config,
+            launcher,
+            ungated=[STATUS_METHOD],
+            times=times,
+            surroundings=surroundings,
+        )
+        super().__init__(settings, front)
+        self.sources = Sources(config.instance_id, surroundings)
+        front.server.add(NAME, register(DecodeServicer(front, Generation(front, self.sources))))
 
-    async def start(self) -> Mapping[str, str]:
-        return {"address": await self._front.start(self._settings.host, self._settings.port)}
+    async def close_clients(self) -> None:
+        await self.sources.close()
 
-    def collectors(self) -> Iterable[Collector]:
-        return collectors_of(self._front)
 
-    async def drain(self) -> None:
-        await self._front.server.drain(self._settings.drain_timeout)
-        await self._sources.close()
-        await self._front.supervisor.stop()
+def _build(settings: DecodeSettings, instance_id: str) -> DecodeService:
+    config = settings.engine_config(instance_id, store=False)
+    return DecodeService(settings, config, ProcessLauncher(config, engine_path(os.environ)))
 
 
 if __name__ == "__main__":
-    sys.exit(run_service("decode", DecodeSettings, DecodeService, sys.argv[1:]))
+    sys.exit(run_service("decode", DecodeSettings, _build, sys.argv[1:]))

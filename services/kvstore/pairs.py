@@ -6,8 +6,9 @@ What its end means for the engine's leases:
 1. The pair breaks (stream, transport): reads end, reservations are quarantined, since writes of the
    engine may still land.
 2. Proof that none can: the segment says so at once (the endpoint is closed) or later (the process
-   is gone), or the same instance connects again, which its front does only once its engine closed
-   the former pair or is gone. The quarantine ends.
+   is gone), or the same engine connects again, which its front has it do only once it has closed
+   the former pair. The quarantine ends. Another engine of the same instance proves nothing: its
+   predecessor may be stopped in the middle of a copy.
 """
 
 from __future__ import annotations
@@ -45,10 +46,8 @@ class StorePairs(PairTable):
         super().__init__()
         self._segment = segment
         self._tier = tier
-        # Instances whose former engines are not proven silent: their epochs.
-        self._unproven: dict[str, set[int]] = {}
-        # Peers that are closed here while their writes may still land: their engine.
-        self._closed: dict[int, Remote] = {}
+        # Peers that are closed here while their writes may still land: the epochs of their engines.
+        self._unproven: dict[int, int] = {}
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(segment.event_fd, self._on_events)
 
@@ -56,7 +55,7 @@ class StorePairs(PairTable):
         """Lets an engine in. A former pair with the same instance is closed first."""
         name = remote.instance_id
         await self.wait_gone(name, unreachable(f"{name} connected again"))
-        self._forget(name)
+        self._forget(remote.epoch)
         self._tier.check(remote.block_stride_bytes, name)
         pair = self._make(remote, store=True)
         try:
@@ -74,11 +73,9 @@ class StorePairs(PairTable):
         """See PairTable."""
         if not pair.advance(PairEvent.BROKEN, error):
             return
-        remote = pair.remote
-        self._unproven.setdefault(remote.instance_id, set()).add(remote.epoch)
-        self._tier.part(remote.epoch)
+        self._tier.part(pair.remote.epoch)
         self._segment.disconnect(pair.peer_id)
-        _log.info("pair_ended", peer=remote.instance_id, error=error.message)
+        _log.info("pair_ended", peer=pair.remote.instance_id, error=error.message)
 
     def close(self) -> None:
         """The service ends."""
@@ -110,24 +107,15 @@ class StorePairs(PairTable):
         if pair is not None:
             assert pair.state is PairState.BREAKING, "the segment closes what it was told to"
             pair.advance(PairEvent.CLOSED)
-            self._closed[event.peer_id] = pair.remote
-        remote = self._closed.get(event.peer_id)
-        if event.writes_stopped and remote is not None:
-            del self._closed[event.peer_id]
-            self._prove_silent(remote)
+            self._unproven[event.peer_id] = pair.remote.epoch
+        if event.writes_stopped and event.peer_id in self._unproven:
+            self._tier.prove_silent(self._unproven.pop(event.peer_id))
 
-    def _forget(self, instance_id: str) -> None:
-        """The instance connects again: what it did before is over, and later proof of that says
+    def _forget(self, epoch: int) -> None:
+        """The engine connects again: what it did before is over, and later proof of that says
         nothing about what it does from now on.
         """
-        for epoch in self._unproven.pop(instance_id, set()):
+        former = [peer_id for peer_id, other in self._unproven.items() if other == epoch]
+        for peer_id in former:
+            del self._unproven[peer_id]
             self._tier.prove_silent(epoch)
-        for peer_id in [i for i, r in self._closed.items() if r.instance_id == instance_id]:
-            del self._closed[peer_id]
-
-    def _prove_silent(self, remote: Remote) -> None:
-        epochs = self._unproven.get(remote.instance_id, set())
-        epochs.discard(remote.epoch)
-        if not epochs:
-            self._unproven.pop(remote.instance_id, None)
-        self._tier.prove_silent(remote.epoch)

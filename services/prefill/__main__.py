@@ -4,49 +4,57 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping
-
-from prometheus_client.registry import Collector
 
 from crossdock.rpc.native_import import requires_native
 from crossdock.rpc.serving import run_service
+from crossdock.rpc.settings import ServiceSettings
+from crossdock.rpc.surroundings import REAL, Surroundings
 
 with requires_native("prefill"):
     from crossdock.engine.front import Front
-    from crossdock.engine.metrics import collectors_of
-    from crossdock.engine.process import ProcessLauncher, engine_path
+    from crossdock.engine.link import Launcher
+    from crossdock.engine.process import EngineConfig, ProcessLauncher, engine_path
+    from crossdock.engine.service import EngineService
+    from crossdock.engine.supervisor import SupervisorTimes
     from services.prefill.config import PrefillSettings
     from services.prefill.prefilling import Prefilling
     from services.prefill.servicer import NAME, UNGATED, PrefillServicer, register
     from services.prefill.store_client import StoreClient
 
 
-class PrefillService:
-    """The instance's parts, and the order in which they start and end."""
+class PrefillService(EngineService):
+    """The instance's parts. Without `store_address` there is no kvstore."""
 
-    def __init__(self, settings: PrefillSettings, instance_id: str) -> None:
-        self._settings = settings
-        config = settings.engine_config(instance_id, store=bool(settings.kvstore))
-        launcher = ProcessLauncher(config, engine_path(os.environ))
-        self._front = Front("prefill", config, launcher, ungated=UNGATED)
-        self._store = StoreClient(instance_id, settings.kvstore) if settings.kvstore else None
-        if self._store is not None:
-            self._front.on_engine = self._store.attach
-        servicer = PrefillServicer(self._front, Prefilling(self._front))
-        self._front.server.add(NAME, register(servicer))
+    def __init__(
+        self,
+        settings: ServiceSettings,
+        config: EngineConfig,
+        launcher: Launcher,
+        store_address: str = "",
+        *,
+        times: SupervisorTimes | None = None,
+        surroundings: Surroundings = REAL,
+    ) -> None:
+        front = Front(
+            "prefill", config, launcher, ungated=UNGATED, times=times, surroundings=surroundings
+        )
+        super().__init__(settings, front)
+        self._store: StoreClient | None = None
+        if store_address:
+            self._store = StoreClient(config.instance_id, store_address, surroundings)
+            front.on_engine = self._store.attach
+        front.server.add(NAME, register(PrefillServicer(front, Prefilling(front))))
 
-    async def start(self) -> Mapping[str, str]:
-        return {"address": await self._front.start(self._settings.host, self._settings.port)}
-
-    def collectors(self) -> Iterable[Collector]:
-        return collectors_of(self._front)
-
-    async def drain(self) -> None:
-        await self._front.server.drain(self._settings.drain_timeout)
+    async def close_clients(self) -> None:
         if self._store is not None:
             await self._store.close()
-        await self._front.supervisor.stop()
+
+
+def _build(settings: PrefillSettings, instance_id: str) -> PrefillService:
+    config = settings.engine_config(instance_id, store=bool(settings.kvstore))
+    launcher = ProcessLauncher(config, engine_path(os.environ))
+    return PrefillService(settings, config, launcher, settings.kvstore)
 
 
 if __name__ == "__main__":
-    sys.exit(run_service("prefill", PrefillSettings, PrefillService, sys.argv[1:]))
+    sys.exit(run_service("prefill", PrefillSettings, _build, sys.argv[1:]))

@@ -40,7 +40,7 @@ class RouterMetrics(Collector):
             self._requests.labels(outcome)
         for outcome in (FINISHED, CANCELLED, *(kind.value for kind in Kind)):
             self._attempts.labels(outcome)
-        for kind in (Kind.REFUSED, Kind.LOST):
+        for kind in (Kind.REFUSED, Kind.MISMATCHED, Kind.LOST):
             self._retries.labels(kind.value)
         self._prompt_tokens = _counter("prompt_tokens", "Tokens of prompts that were taken.")
         self._cached_tokens = _counter(

@@ -6,7 +6,7 @@ Pure: the same snapshot, demand and rotation give the same placement.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from services.router.worker import Role, Target
@@ -38,11 +38,13 @@ class FleetSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What a request needs. `excluded` are addresses that refused it already."""
+    """What a request needs. `excluded` are addresses that refused it already, `mismatched` those of
+    (prefill, decode) that cannot make a pair."""
 
     prompt_tokens: int
     total_tokens: int
     excluded: frozenset[str] = frozenset()
+    mismatched: frozenset[tuple[str, str]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,12 @@ def place(snapshot: FleetSnapshot, demand: Demand, rotation: int) -> Placement |
         return decode
     if not snapshot.has_prefill_role:
         return Placement(None, decode)
-    prefill = choose(Role.PREFILL, snapshot.prefill, demand, rotation)
-    if isinstance(prefill, Vacancy):
+    strangers = {prefill for prefill, other in demand.mismatched if other == decode.address}
+    partners = replace(demand, excluded=demand.excluded | strangers)
+    prefill = choose(Role.PREFILL, snapshot.prefill, partners, rotation)
+    if not isinstance(prefill, Vacancy):
+        return Placement(prefill, decode)
+    if not strangers:
         return prefill
-    return Placement(prefill, decode)
+    others = place(snapshot, replace(demand, excluded=demand.excluded | {decode.address}), rotation)
+    return others if isinstance(others, Placement) else prefill

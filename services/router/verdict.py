@@ -23,6 +23,7 @@ class Kind(Enum):
     """How the request goes on."""
 
     REFUSED = "refused"  # Another instance may take it; this one is well.
+    MISMATCHED = "mismatched"  # Both are well, but make no pair; each may with another.
     LOST = "lost"  # The attempt is gone and the instance at fault is avoided until it reports.
     FATAL = "fatal"  # The error is the caller's answer.
 
@@ -41,6 +42,7 @@ class Verdict:
 
 _BOTH: Final = (Role.PREFILL, Role.DECODE)
 _FATAL: Final = Verdict(Kind.FATAL)
+_MISMATCHED: Final = Verdict(Kind.MISMATCHED)
 
 _BY_REASON: Final[dict[tuple[Role, str], Verdict]] = {
     (Role.DECODE, Reason.HANDOFF_REFUSED): Verdict(Kind.REFUSED, (Role.DECODE,)),
@@ -53,6 +55,8 @@ _BY_REASON: Final[dict[tuple[Role, str], Verdict]] = {
     (Role.DECODE, Reason.HANDOFF_LOST): Verdict(Kind.LOST, (Role.PREFILL,)),
     (Role.DECODE, PAIR_BROKEN): Verdict(Kind.LOST, (Role.PREFILL,)),
     (Role.DECODE, Reason.STALE_EPOCH): Verdict(Kind.LOST, _BOTH),
+    (Role.DECODE, Reason.LAYOUT_MISMATCH): _MISMATCHED,
+    (Role.PREFILL, Reason.LAYOUT_MISMATCH): _MISMATCHED,
     (Role.PREFILL, Reason.OVERLOADED): Verdict(Kind.REFUSED, (Role.PREFILL,)),
     # Either the decode instance refused, which its stream says at once, or there was no room here.
     (Role.PREFILL, Reason.HANDOFF_REFUSED): Verdict(Kind.REFUSED, (Role.PREFILL,), REFUSAL_GRACE_S),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -11,19 +11,16 @@ import grpc
 from crossdock.api.v1 import decode_pb2_grpc, prefill_pb2_grpc
 from crossdock.engine.front import Front
 from crossdock.engine.process import EngineConfig
+from crossdock.engine.service import EngineService
 from crossdock.engine.supervisor import SupervisorTimes
 from crossdock.rpc.channel import open_channel
-from services.decode.generation import Generation
-from services.decode.servicer import NAME as DECODE_NAME
-from services.decode.servicer import STATUS_METHOD, DecodeServicer
-from services.decode.servicer import register as register_decode
+from crossdock.rpc.settings import ServiceSettings
+from services.decode.__main__ import DecodeService
 from services.decode.source_client import Source, Sources
-from services.prefill.prefilling import Prefilling
-from services.prefill.servicer import NAME as PREFILL_NAME
-from services.prefill.servicer import UNGATED, PrefillServicer
-from services.prefill.servicer import register as register_prefill
+from services.prefill.__main__ import PrefillService
 from tests.fakes.engine import FakeEngine, FakeLauncher
 
+SETTINGS = ServiceSettings(drain_timeout=5)
 TIMES = SupervisorTimes(start_max_s=10, backoff_min_s=0.01, backoff_max_s=0.05)
 
 
@@ -63,37 +60,28 @@ class Instance:
         return Source(self.front.instance_id, self.address, self.engine.epoch)
 
 
-def _front(role: str, instance_id: str, launcher: FakeLauncher, ungated: Sequence[str]) -> Front:
-    config = EngineConfig(model_directory="/models/tiny", instance_id=instance_id)
-    return Front(role, config, launcher, ungated=ungated, times=TIMES)
+def _config(instance_id: str) -> EngineConfig:
+    return EngineConfig(model_directory="/models/tiny", instance_id=instance_id)
 
 
 @asynccontextmanager
-async def _serving(
-    front: Front, launcher: FakeLauncher, sources: Sources | None = None
-) -> AsyncIterator[Instance]:
-    address = await front.start("127.0.0.1", 0)
+async def _serving(service: EngineService, launcher: FakeLauncher) -> AsyncIterator[Instance]:
+    address = (await service.start())["address"]
     async with open_channel(address) as channel:
-        yield Instance(front, launcher, address, channel, sources)
-    if sources is not None:
-        await sources.close()
-    await front.server.drain(5)
-    await front.supervisor.stop()
+        yield Instance(service.front, launcher, address, channel)
+    await service.drain()
 
 
 @asynccontextmanager
 async def decode_instance(launcher: FakeLauncher) -> AsyncIterator[Instance]:
-    front = _front("decode", "decode-1", launcher, [STATUS_METHOD])
-    sources = Sources("decode-1")
-    servicer = DecodeServicer(front, Generation(front, sources))
-    front.server.add(DECODE_NAME, register_decode(servicer))
-    async with _serving(front, launcher, sources) as instance:
+    service = DecodeService(SETTINGS, _config("decode-1"), launcher, times=TIMES)
+    async with _serving(service, launcher) as instance:
+        instance.sources = service.sources
         yield instance
 
 
 @asynccontextmanager
 async def prefill_instance(launcher: FakeLauncher) -> AsyncIterator[Instance]:
-    front = _front("prefill", "prefill-1", launcher, UNGATED)
-    front.server.add(PREFILL_NAME, register_prefill(PrefillServicer(front, Prefilling(front))))
-    async with _serving(front, launcher) as instance:
+    service = PrefillService(SETTINGS, _config("prefill-1"), launcher, times=TIMES)
+    async with _serving(service, launcher) as instance:
         yield instance

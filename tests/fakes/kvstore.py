@@ -15,8 +15,8 @@ import grpc
 from crossdock import _native as native
 from crossdock.api.v1 import kvstore_pb2_grpc
 from crossdock.rpc.channel import open_channel
-from crossdock.rpc.server import RpcServer
-from services.kvstore.servicer import NAME, UNGATED, KvStoreServicer, register
+from crossdock.rpc.settings import ServiceSettings
+from services.kvstore.__main__ import KvStoreService
 from services.kvstore.store import Store
 from services.kvstore.tier import Tier
 from tests.fakes.engine import event
@@ -112,15 +112,11 @@ class RunningStore:
 @asynccontextmanager
 async def running_store(port: int = 0, epoch: int = 99) -> AsyncIterator[RunningStore]:
     segment = FakeSegment()
-    server = RpcServer("kvstore-1", ungated=UNGATED)
-    gate = server.gate
-    store = Store("kvstore-1", epoch, segment, Tier(MEMORY_BYTES, epoch), lambda: gate.draining)
-    server.add(NAME, register(KvStoreServicer(store)))
-    bound = await server.start("127.0.0.1", port)
-    await server.set_serving(True)
-    address = f"127.0.0.1:{bound}"
+    settings = ServiceSettings(port=port, drain_timeout=5)
+    tier = Tier(MEMORY_BYTES, epoch)
+    service = KvStoreService(settings, "kvstore-1", epoch, segment, tier)
+    address = (await service.start())["address"]
     async with open_channel(address) as channel:
         stub = kvstore_pb2_grpc.KvStoreStub(channel)
-        yield RunningStore(store, segment, address, stub, channel)
-    await server.stop()
-    store.close()
+        yield RunningStore(service.store, segment, address, stub, channel)
+    await service.drain()

@@ -24,27 +24,16 @@ from crossdock.api.v1 import (
     prefill_pb2,
     prefill_pb2_grpc,
 )
-from crossdock.engine.front import Front
 from crossdock.engine.process import EngineConfig, ProcessLauncher, engine_path
 from crossdock.rpc.channel import open_channel
-from crossdock.rpc.server import RpcServer
-from services.decode.generation import Generation
-from services.decode.servicer import NAME as DECODE_NAME
-from services.decode.servicer import STATUS_METHOD, DecodeServicer
-from services.decode.servicer import register as register_decode
-from services.decode.source_client import Sources
-from services.kvstore.servicer import NAME as STORE_NAME
-from services.kvstore.servicer import UNGATED as STORE_UNGATED
-from services.kvstore.servicer import KvStoreServicer
-from services.kvstore.servicer import register as register_store
-from services.kvstore.store import Store
+from crossdock.rpc.serving import Service
+from crossdock.rpc.settings import ServiceSettings
+from services.decode.__main__ import DecodeService
+from services.kvstore.__main__ import KvStoreService
 from services.kvstore.tier import Tier
-from services.prefill.prefilling import Prefilling
-from services.prefill.servicer import NAME as PREFILL_NAME
-from services.prefill.servicer import UNGATED, PrefillServicer
-from services.prefill.servicer import register as register_prefill
-from services.prefill.store_client import StoreClient
+from services.prefill.__main__ import PrefillService
 
+SETTINGS = ServiceSettings(drain_timeout=5)
 KV_MEMORY_BYTES = 8 << 20
 STORE_MEMORY_BYTES = 32 << 20
 VOCAB_SIZE = 512
@@ -209,61 +198,49 @@ def _config(model: Path, instance_id: str, store: bool, changes: dict[str, Any])
     )
 
 
+def _launcher(config: EngineConfig) -> ProcessLauncher:
+    return ProcessLauncher(config, engine_path(os.environ))
+
+
+@asynccontextmanager
+async def _serving(
+    service: Service, instance_id: str, make_stub: Callable[[grpc.aio.Channel], Any]
+) -> AsyncIterator[Instance]:
+    try:
+        address = (await service.start())["address"]
+        async with open_channel(address) as channel:
+            yield Instance(instance_id, address, make_stub(channel))
+    finally:
+        await service.drain()
+
+
 @asynccontextmanager
 async def decode_instance(model: Path, **changes: Any) -> AsyncIterator[Instance]:
     config = _config(model, "decode-1", False, changes)
-    front = Front(
-        "decode", config, ProcessLauncher(config, engine_path(os.environ)), ungated=[STATUS_METHOD]
-    )
-    sources = Sources(config.instance_id)
-    servicer = DecodeServicer(front, Generation(front, sources))
-    front.server.add(DECODE_NAME, register_decode(servicer))
-    try:
-        address = await front.start("127.0.0.1", 0)
-        async with open_channel(address) as channel:
-            yield Instance(config.instance_id, address, decode_pb2_grpc.DecodeStub(channel))
-    finally:
-        await sources.close()
-        await front.server.drain(5)
-        await front.supervisor.stop()
+    service = DecodeService(SETTINGS, config, _launcher(config))
+    async with _serving(service, "decode-1", decode_pb2_grpc.DecodeStub) as instance:
+        yield instance
 
 
 @asynccontextmanager
 async def prefill_instance(
-    model: Path, store_address: str | None = None, **changes: Any
+    model: Path, store_address: str = "", **changes: Any
 ) -> AsyncIterator[Instance]:
-    config = _config(model, "prefill-1", store_address is not None, changes)
-    front = Front(
-        "prefill", config, ProcessLauncher(config, engine_path(os.environ)), ungated=UNGATED
-    )
-    store = StoreClient(config.instance_id, store_address) if store_address else None
-    if store is not None:
-        front.on_engine = store.attach
-    front.server.add(PREFILL_NAME, register_prefill(PrefillServicer(front, Prefilling(front))))
-    try:
-        address = await front.start("127.0.0.1", 0)
-        async with open_channel(address) as channel:
-            yield Instance(config.instance_id, address, prefill_pb2_grpc.PrefillStub(channel))
-    finally:
-        if store is not None:
-            await store.close()
-        await front.server.drain(5)
-        await front.supervisor.stop()
+    config = _config(model, "prefill-1", bool(store_address), changes)
+    service = PrefillService(SETTINGS, config, _launcher(config), store_address)
+    async with _serving(service, "prefill-1", prefill_pb2_grpc.PrefillStub) as instance:
+        yield instance
 
 
 @asynccontextmanager
 async def store_instance(transport: str = "auto", port: int = 0) -> AsyncIterator[Instance]:
     epoch = secrets.randbits(64) | 1
     segment = native.Segment(transport=transport, segment_bytes=STORE_MEMORY_BYTES, epoch=epoch)
-    server = RpcServer("kvstore-1", ungated=STORE_UNGATED)
-    store = Store("kvstore-1", epoch, segment, Tier(STORE_MEMORY_BYTES, epoch), lambda: False)
-    server.add(STORE_NAME, register_store(KvStoreServicer(store)))
-    address = f"127.0.0.1:{await server.start('127.0.0.1', port)}"
-    await server.set_serving(True)
-    async with open_channel(address) as channel:
-        yield Instance("kvstore-1", address, kvstore_pb2_grpc.KvStoreStub(channel))
-    await server.stop()
-    store.close()
+    tier = Tier(STORE_MEMORY_BYTES, epoch)
+    settings = ServiceSettings(port=port, drain_timeout=5)
+    service = KvStoreService(settings, "kvstore-1", epoch, segment, tier)
+    async with _serving(service, "kvstore-1", kvstore_pb2_grpc.KvStoreStub) as instance:
+        yield instance
 
 
 @asynccontextmanager
@@ -271,7 +248,7 @@ async def running_pair(model: Path, *, with_store: bool = False, **changes: Any)
     async with AsyncExitStack() as stack:
         transport = changes.get("transport", "auto")
         store = await stack.enter_async_context(store_instance(transport)) if with_store else None
-        address = store.address if store is not None else None
+        address = store.address if store is not None else ""
         prefill = await stack.enter_async_context(prefill_instance(model, address, **changes))
         decode = await stack.enter_async_context(decode_instance(model, **changes))
         yield Pair(prefill, decode, store)

@@ -9,8 +9,9 @@ from prometheus_client.metrics_core import Metric
 
 from crossdock.api.v1 import kv_pb2
 from crossdock.engine.front import Front
-from crossdock.engine.metrics import collectors_of
 from crossdock.engine.process import EngineConfig
+from crossdock.engine.service import EngineService
+from crossdock.rpc.settings import ServiceSettings
 from crossdock.telemetry.instance import InstanceCollector, metrics_of
 from tests.fakes.engine import FakeLauncher
 
@@ -125,18 +126,18 @@ async def test_a_scrape_asks_the_engine_each_time() -> None:
     launcher = FakeLauncher()
     config = EngineConfig(model_directory="/models/tiny", instance_id="decode-0")
     front = Front("decode", config, launcher)
-    collector = collectors_of(front)[0]
+    service = EngineService(ServiceSettings(drain_timeout=1), front)
+    collector = next(iter(service.collectors()))
 
     def scrape() -> dict[tuple[str, ...], float]:
         return values(list(collector.collect()))
 
     assert (await asyncio.to_thread(scrape))["crossdock_instance_ready",] == 0
-    await front.start("127.0.0.1", 0)
+    await service.start()
     found = await asyncio.to_thread(scrape)
     assert found["crossdock_instance_ready",] == 1
     assert found["crossdock_engine_steps_total",] == 42
-    await front.server.drain(1)
-    await front.supervisor.stop()
+    await service.drain()
 
 
 async def test_a_scrape_of_a_busy_loop_ends(monkeypatch: pytest.MonkeyPatch) -> None:
