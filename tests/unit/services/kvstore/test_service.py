@@ -138,22 +138,26 @@ async def test_without_proof_reservations_stay_quarantined(kvstore: RunningStore
     await kvstore.until(lambda: kvstore.slots() == (8, 0, 0, 0))
 
 
-async def test_the_same_instance_coming_back_is_proof(kvstore: RunningStore) -> None:
+async def test_the_same_engine_coming_back_is_proof(kvstore: RunningStore) -> None:
     kvstore.segment.writes_stop = False
     call = await _connect(kvstore)
     await _reserve(kvstore)
     call.cancel()
     await kvstore.until(lambda: kvstore.slots() == (5, 0, 0, 3))
-    other = await _connect(kvstore, epoch=9, instance_id="prefill-2")
-    assert kvstore.slots() == (5, 0, 0, 3)  # another instance proves nothing
-    again = await _connect(kvstore, epoch=6)
+    # Neither another instance is, nor the next engine of this one, while the first may be stopped.
+    others = [
+        await _connect(kvstore, epoch=9, instance_id="prefill-2"),
+        await _connect(kvstore, epoch=6),
+    ]
+    assert kvstore.slots() == (5, 0, 0, 3)
+    again = await _connect(kvstore)
     assert kvstore.slots() == (8, 0, 0, 0)
-    await _reserve(kvstore, epoch=6)
+    await _reserve(kvstore)
     kvstore.segment.closed(1, writes_stopped=True)  # late, and about the former pair
     await asyncio.sleep(0.01)
     assert kvstore.slots() == (5, 3, 0, 0)
-    other.cancel()
-    again.cancel()
+    for call in (*others, again):
+        call.cancel()
 
 
 async def test_a_new_pair_waits_for_the_former_one_to_close(kvstore: RunningStore) -> None:
