@@ -8,9 +8,9 @@ After a failure the store is left alone for a while.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import grpc
 import structlog
@@ -27,8 +27,6 @@ from crossdock.rpc.surroundings import REAL, Surroundings
 from services.prefill.circuit import Circuit
 
 _log = structlog.get_logger("services.prefill.store")
-
-Reply = TypeVar("Reply")
 
 # A lookup stands between a request and its first step; the rest is in the background.
 _ACQUIRE_S: Final = 0.05
@@ -167,7 +165,7 @@ class StoreClient:
         store = self._store
         if store is None or not store.pair.ready or not self._circuit.admits(now_s):
             return _Leased()
-        reply = await self._call(getattr(store.stub, method), make_request(), timeout_s)
+        reply = await self._call(store, method, make_request(), timeout_s)
         if reply is None or not store.pair.ready:
             return _Leased()
         if reply.lease_id:
@@ -180,7 +178,8 @@ class StoreClient:
         store = self._leases.pop(lease_id, None)
         if store is not None:
             await self._call(
-                store.stub.Release,
+                store,
+                "Release",
                 kvstore_pb2.ReleaseRequest(lease_id=lease_id, bad_blocks=_hashes(bad)),
                 _BACKGROUND_S,
             )
@@ -189,7 +188,8 @@ class StoreClient:
         store = self._leases.get(event.lease_id)
         if store is not None and event.blocks:
             await self._call(
-                store.stub.Commit,
+                store,
+                "Commit",
                 kvstore_pb2.CommitRequest(
                     lease_id=event.lease_id, blocks=[_published(block) for block in event.blocks]
                 ),
@@ -201,15 +201,12 @@ class StoreClient:
         self._store = None
         self._leases.clear()
 
-    async def _call(
-        self,
-        method: Callable[..., Awaitable[Reply]],
-        request: Any,
-        timeout_s: float,
-    ) -> Reply | None:
-        """The reply, or nothing and a line in the log."""
+    async def _call(self, store: Dialed, method: str, request: Any, timeout_s: float) -> Any:
+        """The reply, or None and a line in the log."""
+        if not store.pair.ready:  # its channel closes with it
+            return None
         try:
-            reply = await method(request, timeout=timeout_s)
+            reply = await getattr(store.stub, method)(request, timeout=timeout_s)
         except grpc.RpcError as rpc_error:
             error = from_rpc_error(rpc_error)
             if error.code in _TROUBLE:

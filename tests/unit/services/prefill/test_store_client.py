@@ -12,6 +12,8 @@ import pytest
 from crossdock import _native as native
 from crossdock.api.v1 import kvstore_pb2
 from crossdock.engine.client import Engine
+from crossdock.engine.peers import Pair
+from crossdock.errors import CrossdockError
 from services.kvstore.servicer import KvStoreServicer
 from services.prefill.store_client import StoreClient
 from tests.fakes.engine import FakeEngine, event
@@ -128,6 +130,28 @@ async def test_places_that_were_not_written_are_given_back(
     assert kvstore.slots() == (5, 3, 0, 0)
     attached.fake.emit(event(native.StoreWritten, lease_id=places.lease_id, blocks=[]))
     await kvstore.until(lambda: kvstore.slots() == (8, 0, 0, 0))
+
+
+async def test_a_lease_is_not_given_back_over_a_channel_that_closes(
+    attached: Attached, kvstore: RunningStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = await attached.offer(8)
+    disconnect = attached.engine.peers.disconnect
+    tasks: list[asyncio.Task[None]] = []
+
+    def disconnect_last(pair: Pair, error: CrossdockError) -> None:
+        # What the engine said just before comes in the same turn of the loop as the end.
+        written = event(native.StoreWritten, lease_id=places.lease_id, blocks=[])
+        attached.engine.on_store_event(written)
+        tasks.extend(attached.client._tasks)
+        disconnect(pair, error)
+
+    monkeypatch.setattr(attached.engine.peers, "disconnect", disconnect_last)
+    kvstore.segment.broken(1)
+    async with asyncio.timeout(20):
+        while not tasks:  # noqa: ASYNC110 - the end of a stream has no public event
+            await asyncio.sleep(0.001)
+        await asyncio.gather(*tasks)
 
 
 async def test_without_a_store_every_question_is_answered_with_nothing() -> None:
