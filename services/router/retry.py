@@ -3,6 +3,7 @@
 1. Policy places the attempt. Nobody there: OVERLOADED when all refused, UNAVAILABLE else; after a
    loss, the router waits a bounded time for an instance to come back.
 2. The attempt runs. REFUSED: the instance is excluded for this request, and the next one is tried.
+   MISMATCHED: the same of the two together; where no other pair is left, that is the answer.
    LOST: the instance at fault is avoided until its next good report, and a new attempt replays
    the prompt and everything generated so far; draws depend on the position, so the continuation
    is what it would have been. At most `migrations_max` losses. FATAL: the error is the answer.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Final, Protocol
 
@@ -80,6 +81,30 @@ class Completion:
     placement: Placement
 
 
+@dataclass(slots=True)
+class Avoided:
+    """What a request need not try: instances that refused it, pairs that cannot be, and why."""
+
+    instances: set[str] = field(default_factory=set)
+    pairs: set[tuple[str, str]] = field(default_factory=set)
+    mismatch: CrossdockError | None = None
+
+    def add(self, placement: Placement, failed: Failed) -> None:
+        """After an attempt that another placement may do better."""
+        if failed.verdict.kind is Kind.REFUSED:
+            self.instances.update(_at_fault(placement, failed))
+        elif placement.prefill is not None:
+            self.pairs.add((placement.prefill.address, placement.decode.address))
+            self.mismatch = failed.error
+
+    def answer(self, vacancy: Vacancy) -> CrossdockError:
+        """What the caller is told when nothing is left: trying later heals no mismatch."""
+        all_refused = vacancy.cause is VacancyCause.ALL_REFUSED
+        if all_refused and not self.instances and self.mismatch is not None:
+            return self.mismatch
+        return _vacancy_error(vacancy)
+
+
 class Reports(Protocol):
     """Where news about instances comes from."""
 
@@ -132,14 +157,14 @@ class Retry:
     async def run(self, job: Job, sink: Sink, on_dispatch: Callable[[], None]) -> Completion:
         """The job's end, or the error that is the caller's answer."""
         merge = TokenMerge(len(job.prompt))
-        excluded: set[str] = set()
+        avoided = Avoided()
         loss: Loss | None = None
         failure: Kind | None = None
         num_losses = 0
         number = 0
         while True:
             number += 1
-            placement = await self._place(job, len(merge.token_ids), excluded, loss)
+            placement = await self._place(job, len(merge.token_ids), avoided, loss)
             on_dispatch()
             self._accounts.attempt_started(failure)
             result = await self._attempt(job, placement, number, merge, sink)
@@ -151,10 +176,10 @@ class Retry:
                 raise result.error
             if (finish := _ended_by_itself(job, merge.token_ids)) is not None:
                 return Completion(finish, PromptWork(), placement)
-            if failure is Kind.REFUSED:
-                excluded.update(_at_fault(placement, result))
+            if failure in (Kind.REFUSED, Kind.MISMATCHED):
+                avoided.add(placement, result)
                 continue
-            excluded.clear()
+            avoided.instances.clear()
             loss = Loss(result.error, self._wait_until(job))
             num_losses += 1
             if num_losses > self._bounds.migrations_max:
@@ -192,7 +217,7 @@ class Retry:
                 self._accounts.attempt_ended(outcome)
 
     async def _place(
-        self, job: Job, num_generated: int, excluded: set[str], loss: Loss | None
+        self, job: Job, num_generated: int, avoided: Avoided, loss: Loss | None
     ) -> Placement:
         """Where the next attempt goes.
 
@@ -205,7 +230,8 @@ class Retry:
             demand = Demand(
                 prompt_tokens=len(job.prompt) + num_generated,
                 total_tokens=len(job.prompt) + job.sampling.max_tokens,
-                excluded=frozenset(excluded),
+                excluded=frozenset(avoided.instances),
+                mismatched=frozenset(avoided.pairs),
             )
             found = place(self._fleet.snapshot(), demand, self._rotation)
             if isinstance(found, Placement):
@@ -216,10 +242,10 @@ class Retry:
                 until_s = max(until_s, trust_until_s)
             left_s = until_s - loop.time()
             if left_s <= 0:
-                raise _vacancy_error(found) from (loss.error if loss else None)
+                raise avoided.answer(found) from (loss.error if loss else None)
             await self._reports.wait_news(left_s)
             if loss is not None:
-                excluded.clear()
+                avoided.instances.clear()
 
     def _wait_until(self, job: Job) -> float:
         now_s = asyncio.get_running_loop().time()

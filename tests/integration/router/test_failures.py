@@ -23,6 +23,7 @@ from crossdock.errors import (
     handoff_refused,
     internal,
     invalid_argument,
+    layout_mismatch,
     overloaded,
     stale_epoch,
     unreachable,
@@ -115,6 +116,30 @@ async def test_refusal_that_only_the_prefill_reports(make_world: MakeWorld) -> N
     world = await make_world(num_prefill=2)
     world.prefill[0].scripts.append(PrefillScript(fail_before=handoff_refused("no room")))
     await assert_served(world, num_attempts=2)
+
+
+async def test_two_that_make_no_pair_are_put_with_others(make_world: MakeWorld) -> None:
+    """As in a fleet of two versions, or of instances that share no transport."""
+    world = await make_world(num_prefill=2, num_decode=2)
+    world.decode[0].scripts.append(DecodeScript(error=layout_mismatch("layouts differ")))
+    await assert_served(world, num_attempts=2)
+
+
+async def test_where_no_two_make_a_pair_that_is_the_answer(make_world: MakeWorld) -> None:
+    world = await make_world(num_decode=2)
+    for fake in world.decode:
+        fake.scripts.append(DecodeScript(error=layout_mismatch("layouts differ")))
+    error = await assert_refused(world, Code.FAILED_PRECONDITION, Reason.LAYOUT_MISMATCH)
+    assert "layouts differ" in error.message
+
+
+async def test_beside_a_mismatch_an_instance_that_is_full_is_worth_another_try(
+    make_world: MakeWorld,
+) -> None:
+    world = await make_world(num_decode=2)
+    world.decode[0].scripts.append(DecodeScript(error=layout_mismatch("layouts differ")))
+    world.decode[1].scripts.append(DecodeScript(error=handoff_refused("full")))
+    await assert_refused(world, Code.RESOURCE_EXHAUSTED, Reason.OVERLOADED)
 
 
 async def test_prefill_drains(make_world: MakeWorld) -> None:

@@ -91,6 +91,27 @@ def test_an_instance_that_refused_is_not_asked_again() -> None:
     assert all_refused == Vacancy(Role.DECODE, VacancyCause.ALL_REFUSED)
 
 
+def test_instances_that_make_no_pair_are_not_put_together() -> None:
+    prefill = [candidate("p0"), candidate("p1", queued_tokens=9)]
+    decode = [candidate("d0"), candidate("d1", queued_tokens=9)]
+    tried: set[tuple[str, str]] = set()
+    order = []
+    while isinstance(
+        found := place(
+            snapshot(prefill, decode),
+            dataclasses.replace(DEMAND, mismatched=frozenset(tried)),
+            0,
+        ),
+        Placement,
+    ):
+        assert found.prefill is not None
+        order.append((found.prefill.instance_id, found.decode.instance_id))
+        tried.add((found.prefill.address, found.decode.address))
+    # Every pair once, the emptier instances first.
+    assert order == [("p0", "d0"), ("p1", "d0"), ("p0", "d1"), ("p1", "d1")]
+    assert found == Vacancy(Role.PREFILL, VacancyCause.ALL_REFUSED)
+
+
 def test_without_a_prefill_role_decode_does_both() -> None:
     found = place(FleetSnapshot((), (candidate("d0"),), has_prefill_role=False), DEMAND, 0)
     assert found == Placement(None, Target("d0", "d0:1", 7))

@@ -12,6 +12,7 @@ from crossdock.errors import (
     handoff_refused,
     internal,
     invalid_argument,
+    layout_mismatch,
 )
 from services.router.verdict import Kind, judge
 from services.router.worker import PAIR_BROKEN, Role
@@ -29,7 +30,7 @@ def test_what_can_pass_is_never_fatal_and_names_an_instance(role: Role) -> None:
         for reason in [*Reason, PAIR_BROKEN, "UNHEARD_OF"]:
             verdict = judge(role, error(code, reason))
             assert verdict.kind is not Kind.FATAL
-            assert verdict.at_fault
+            assert verdict.at_fault or verdict.kind is Kind.MISMATCHED
 
 
 @pytest.mark.parametrize("role", Role)
@@ -38,6 +39,12 @@ def test_what_can_pass_is_never_fatal_and_names_an_instance(role: Role) -> None:
 )
 def test_what_will_not_pass_is_fatal(role: Role, failure: CrossdockError) -> None:
     assert judge(role, failure).kind is Kind.FATAL
+
+
+@pytest.mark.parametrize("role", Role)
+def test_a_mismatch_is_nobodys_fault(role: Role) -> None:
+    verdict = judge(role, layout_mismatch("strides differ"))
+    assert (verdict.kind, verdict.at_fault) == (Kind.MISMATCHED, ())
 
 
 def test_an_invalid_argument_needs_no_second_opinion() -> None:
