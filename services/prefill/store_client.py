@@ -86,6 +86,7 @@ class StoreClient:
 
     async def _keep_connected(self, engine: Engine) -> None:
         backoff_s = _RECONNECT_MIN_S
+        told = ""
         callee = Callee(kvstore_pb2_grpc.KvStoreStub, self._address, store=True)
         while not engine.down:
             # Connecting again tells the store that nothing of the former pair is in flight.
@@ -97,9 +98,13 @@ class StoreClient:
                 pair = store.pair
                 await pair.wait_ready(limits.PAIR_READY_MAX_S)
             except CrossdockError as error:
-                _log.warning("store_not_connected", address=self._address, error=error.message)
+                # A store that differs or is away for good is told of once, not every few seconds.
+                log = _log.debug if error.message == told else _log.warning
+                log("store_not_connected", address=self._address, error=error.message)
+                told = error.message
             else:
                 _log.info("store_connected", address=self._address, transport=pair.transport)
+                told = ""
                 self._store = store
                 self._circuit.succeeded()
                 backoff_s = _RECONNECT_MIN_S

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import structlog
 
 from crossdock import _native as native
 from crossdock.api.v1 import kvstore_pb2
@@ -15,6 +16,7 @@ from crossdock.engine.client import Engine
 from crossdock.engine.peers import Pair
 from crossdock.errors import CrossdockError
 from services.kvstore.servicer import KvStoreServicer
+from services.prefill import store_client
 from services.prefill.store_client import StoreClient
 from tests.fakes.engine import FakeEngine, event
 from tests.fakes.kvstore import RunningStore, running_store
@@ -152,6 +154,21 @@ async def test_a_lease_is_not_given_back_over_a_channel_that_closes(
         while not tasks:  # noqa: ASYNC110 - the end of a stream has no public event
             await asyncio.sleep(0.001)
         await asyncio.gather(*tasks)
+
+
+async def test_a_store_that_stays_away_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_client, "_RECONNECT_MIN_S", 0.01)
+
+    def tellings(logs: Sequence[Mapping[str, Any]]) -> list[Any]:
+        return [line["log_level"] for line in logs if line["event"] == "store_not_connected"]
+
+    with structlog.testing.capture_logs() as logs:
+        attached = await _attach("127.0.0.1:1")
+        async with asyncio.timeout(20):
+            while len(tellings(logs)) < 3:  # noqa: ASYNC110 - nothing but the log tells
+                await asyncio.sleep(0.001)
+        await _detach(attached)
+    assert tellings(logs)[:3] == ["warning", "debug", "debug"]
 
 
 async def test_without_a_store_every_question_is_answered_with_nothing() -> None:
