@@ -39,15 +39,15 @@ class PrefillService(EngineService):
             "prefill", config, launcher, ungated=UNGATED, times=times, surroundings=surroundings
         )
         super().__init__(settings, front)
-        self._store: StoreClient | None = None
+        self.store: StoreClient | None = None
         if store_address:
-            self._store = StoreClient(config.instance_id, store_address, surroundings)
-            front.on_engine = self._store.attach
+            self.store = StoreClient(config.instance_id, store_address, surroundings)
+            front.on_engine = self.store.attach
         front.server.add(NAME, register(PrefillServicer(front, Prefilling(front))))
 
     async def close_clients(self) -> None:
-        if self._store is not None:
-            await self._store.close()
+        if self.store is not None:
+            await self.store.close()
 
 
 def _build(settings: PrefillSettings, instance_id: str) -> PrefillService:

@@ -1,4 +1,4 @@
-"""Processes of the four services, wired as their composition roots wire them."""
+"""Processes of the four services, as their composition roots make them."""
 
 from __future__ import annotations
 
@@ -17,23 +17,15 @@ from crossdock.engine.process import EngineConfig
 from crossdock.errors import CrossdockError
 from crossdock.models.tiny_tokenizer import VOCAB_SIZE_MIN, write_tiny_tokenizer
 from crossdock.rpc.server import RpcServer
+from crossdock.rpc.serving import Service as Instance
+from crossdock.rpc.settings import ServiceSettings
 from crossdock.rpc.surroundings import Surroundings
 from crossdock.tokenization import Tokenizer
-from services.decode.generation import Generation
-from services.decode.servicer import NAME as DECODE_NAME
-from services.decode.servicer import STATUS_METHOD, DecodeServicer
-from services.decode.servicer import register as register_decode
-from services.decode.source_client import Sources
-from services.kvstore.servicer import NAME as KVSTORE_NAME
-from services.kvstore.servicer import UNGATED as KVSTORE_UNGATED
-from services.kvstore.servicer import KvStoreServicer
-from services.kvstore.servicer import register as register_kvstore
+from services.decode import __main__ as decode
+from services.kvstore import __main__ as kvstore
 from services.kvstore.store import Store
 from services.kvstore.tier import Tier
-from services.prefill.prefilling import Prefilling
-from services.prefill.servicer import NAME as PREFILL_NAME
-from services.prefill.servicer import UNGATED, PrefillServicer
-from services.prefill.servicer import register as register_prefill
+from services.prefill import __main__ as prefill
 from services.prefill.store_client import StoreClient
 from services.router.fleet import Fleet
 from services.router.generation import Inference
@@ -157,7 +149,27 @@ class Service:
         raise NotImplementedError
 
 
-class EngineService(Service):
+class _Worker(Service):
+    """A service as its composition root makes it, on simulated ground."""
+
+    instance: Instance
+
+    @property
+    def settings(self) -> ServiceSettings:
+        return ServiceSettings(host=self.host, port=self.port, drain_timeout=_DRAIN_S)
+
+    async def _serve(self) -> None:
+        self.instance = self._make()
+        await self.instance.start()
+
+    async def _drain(self) -> None:
+        await self.instance.drain()
+
+    def _make(self) -> Instance:
+        raise NotImplementedError
+
+
+class EngineService(_Worker):
     """What prefill and decode share."""
 
     front: Front
@@ -167,36 +179,41 @@ class EngineService(Service):
         self.config = EngineConfig(_MODEL, "")
         self.pace = Pace()
 
-    def _make_front(self, ungated: Sequence[str], surroundings: Surroundings) -> Front:
+    def _start_with(self) -> tuple[EngineConfig, SimLauncher]:
         config = replace(self.config, instance_id=self.instance_id)
-        launcher = SimLauncher(self.ground.engines, config, self.pace)
-        self.front = Front(self.role, config, launcher, ungated=ungated, surroundings=surroundings)
-        return self.front
+        return config, SimLauncher(self.ground.engines, config, self.pace)
 
 
 class PrefillService(EngineService):
-    """As services/prefill/__main__.py builds it."""
+    """Without a kvstore unless it is told of one."""
 
     role = "prefill"
     kvstore = ""
     store_tap: Tap | None = None
     store: StoreClient | None
 
-    async def _serve(self) -> None:
-        front = self._make_front(UNGATED, self.ground.surroundings())
-        self.store = None
-        if self.kvstore:
-            surroundings = self.ground.surroundings(self.store_tap)
-            self.store = StoreClient(self.instance_id, self.kvstore, surroundings)
-            front.on_engine = self.store.attach
-        front.server.add(PREFILL_NAME, register_prefill(PrefillServicer(front, Prefilling(front))))
-        await front.start(self.host, self.port)
+    def _make(self) -> Instance:
+        surroundings = self.ground.surroundings(self.store_tap)
+        config, launcher = self._start_with()
+        made = prefill.PrefillService(
+            self.settings, config, launcher, self.kvstore, surroundings=surroundings
+        )
+        self.front, self.store = made.front, made.store
+        return made
 
-    async def _drain(self) -> None:
-        await self.front.server.drain(_DRAIN_S)
-        if self.store is not None:
-            await self.store.close()
-        await self.front.supervisor.stop()
+
+class DecodeService(EngineService):
+    """Continues what a prefill instance hands off."""
+
+    role = "decode"
+
+    def _make(self) -> Instance:
+        config, launcher = self._start_with()
+        made = decode.DecodeService(
+            self.settings, config, launcher, surroundings=self.ground.surroundings()
+        )
+        self.front = made.front
+        return made
 
 
 class _WatchedTier(Tier):
@@ -212,8 +229,8 @@ class _WatchedTier(Tier):
             self.segment.watch(self._require_index(), stride_bytes, self.block_bytes)
 
 
-class KvStoreService(Service):
-    """As services/kvstore/__main__.py builds it. Front and segment are one process."""
+class KvStoreService(_Worker):
+    """Front and segment are one process."""
 
     role = "kvstore"
     memory_bytes: int
@@ -222,26 +239,19 @@ class KvStoreService(Service):
     store: Store
     memory: Member
 
-    async def _serve(self) -> None:
+    def _make(self) -> Instance:
         surroundings = self.ground.surroundings()
         epoch = surroundings.random.getrandbits(64) | 1
         segment, self.memory = self.ground.engines.add_store(
             epoch, self.transport, self.memory_bytes
         )
-        self._server = RpcServer(
-            self.instance_id, ungated=KVSTORE_UNGATED, surroundings=surroundings
-        )
-        gate = self._server.gate
         tier = _WatchedTier(self.memory_bytes, epoch)
         tier.segment, tier.block_bytes = segment, self.block_bytes
-        self.store = Store(self.instance_id, epoch, segment, tier, lambda: gate.draining)
-        self._server.add(KVSTORE_NAME, register_kvstore(KvStoreServicer(self.store)))
-        await self._server.start(self.host, self.port)
-        await self._server.set_serving(True)
-
-    async def _drain(self) -> None:
-        await self._server.drain(_DRAIN_S)
-        self.store.close()
+        made = kvstore.KvStoreService(
+            self.settings, self.instance_id, epoch, segment, tier, surroundings
+        )
+        self.store = made.store
+        return made
 
     def stop(self) -> Callable[[], None]:
         front_goes_on = super().stop()
@@ -253,26 +263,6 @@ class KvStoreService(Service):
             front_goes_on()
 
         return go_on
-
-
-class DecodeService(EngineService):
-    """As services/decode/__main__.py builds it."""
-
-    role = "decode"
-    sources: Sources
-
-    async def _serve(self) -> None:
-        surroundings = self.ground.surroundings()
-        front = self._make_front([STATUS_METHOD], surroundings)
-        self.sources = Sources(self.instance_id, surroundings)
-        servicer = DecodeServicer(front, Generation(front, self.sources))
-        front.server.add(DECODE_NAME, register_decode(servicer))
-        await front.start(self.host, self.port)
-
-    async def _drain(self) -> None:
-        await self.front.server.drain(_DRAIN_S)
-        await self.sources.close()
-        await self.front.supervisor.stop()
 
 
 class RouterService(Service):
