@@ -38,6 +38,8 @@ _PAUSE_MIN_S: Final = 1.0
 _PAUSE_MAX_S: Final = 30.0
 # Codes of a store that is better left alone for a while.
 _TROUBLE: Final = frozenset({Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.RESOURCE_EXHAUSTED})
+# What leaves a reservation at the store that nobody here knows of, when it is not answered.
+_RESERVING: Final = frozenset({"Reserve", "Release"})
 _RECONNECT_MIN_S: Final = 0.5
 _RECONNECT_MAX_S: Final = 10.0
 
@@ -58,6 +60,7 @@ class StoreClient:
         self._address = address
         self._dialer = PairDialer(instance_id, surroundings)
         self._circuit = Circuit(pause_min_s=_PAUSE_MIN_S, pause_max_s=_PAUSE_MAX_S)
+        self._engine: Engine | None = None
         self._store: Dialed | None = None
         # Of which store each lease is: another store may use the same number.
         self._leases: dict[int, Dialed] = {}
@@ -70,6 +73,7 @@ class StoreClient:
 
     def attach(self, engine: Engine) -> None:
         """A new engine serves: its events are answered from now on, its pair is made and kept."""
+        self._engine = engine
         engine.on_store_event = lambda event: self._on_event(engine, event)
         self._lose_store()
         if self._connecting is not None:
@@ -219,6 +223,10 @@ class StoreClient:
             else:  # it answered, if only with a refusal
                 self._circuit.succeeded()
             _log.warning("store_call_failed", call=type(request).__name__, error=error.message)
+            if error.code is Code.DEADLINE_EXCEEDED and method in _RESERVING:
+                # A reservation that ran out stays in quarantine: the end of the pair frees it.
+                assert self._engine is not None, "a store is called for an engine"
+                self._engine.peers.disconnect(store.pair, error)
             return None
         except asyncio.CancelledError:
             task = asyncio.current_task()

@@ -198,6 +198,27 @@ async def test_a_slow_store_is_answered_for_and_then_left_alone(
         await _detach(attached)
 
 
+async def test_a_reservation_whose_answer_is_lost_is_freed_with_the_pair(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reserve = KvStoreServicer.Reserve
+
+    async def too_late(servicer: KvStoreServicer, request: Any, context: Any) -> Any:
+        response = await reserve(servicer, request, context)
+        await asyncio.Event().wait()
+        return response
+
+    monkeypatch.setattr(KvStoreServicer, "Reserve", too_late)
+    monkeypatch.setattr(store_client, "_BACKGROUND_S", 0.2)
+    async with running_store() as kvstore:
+        attached = await _attach(kvstore.address)
+        await attached.connected()
+        assert (await attached.offer(8)).lease_id == 0
+        await kvstore.until(lambda: kvstore.slots() == (8, 0, 0, 0))
+        await attached.connected()
+        await _detach(attached)
+
+
 async def test_a_checksum_of_another_length_is_answered_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
