@@ -180,6 +180,11 @@ class VirtualLoop(BaseEventLoop):
         self._poll.unregister(fd)
         return True
 
+    def close(self) -> None:
+        """Lets go of the readers of processes that never did."""
+        self._readers.clear()
+        super().close()
+
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Any, *args: Any
     ) -> Any:
