@@ -84,14 +84,10 @@ Result<UniqueFd> connect_abstract(const std::string& name, pid_t expected_proces
   if (!fd.valid() || ::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), length) != 0) {
     return socket_failed("connect", name, errno);
   }
-  ucred owner{};
-  socklen_t owner_bytes = sizeof owner;
-  if (::getsockopt(fd.get(), SOL_SOCKET, SO_PEERCRED, &owner, &owner_bytes) != 0) {
-    return socket_failed("owner", name, errno);
-  }
-  if (owner.pid != expected_process_id) {
+  const pid_t owner = process_behind(fd.get());
+  if (owner != expected_process_id) {
     return Status(StatusCode::kFailedPrecondition,
-                  "abstract socket " + name + " belongs to process " + std::to_string(owner.pid) +
+                  "abstract socket " + name + " belongs to process " + std::to_string(owner) +
                       ", expected " + std::to_string(expected_process_id));
   }
   return fd;
@@ -99,6 +95,13 @@ Result<UniqueFd> connect_abstract(const std::string& name, pid_t expected_proces
 
 UniqueFd accept_abstract(int listen_fd) {
   return UniqueFd(::accept4(listen_fd, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+}
+
+pid_t process_behind(int socket_fd) {
+  ucred process{};
+  socklen_t num_bytes = sizeof process;
+  const int rc = ::getsockopt(socket_fd, SOL_SOCKET, SO_PEERCRED, &process, &num_bytes);
+  return rc == 0 ? process.pid : 0;
 }
 
 }  // namespace crossdock

@@ -35,13 +35,14 @@ Result<std::unique_ptr<LivenessListener>> LivenessListener::create(const std::st
   return std::unique_ptr<LivenessListener>(new LivenessListener(std::move(fd).value(), epoll_fd));
 }
 
-std::vector<ClosedNotice> LivenessListener::poll() {
+std::vector<ReceivedNotice> LivenessListener::poll() {
   for (UniqueFd fd = accept_abstract(listen_fd_.get()); fd.valid();
        fd = accept_abstract(listen_fd_.get())) {
     if (connections_.size() >= kConnectionsMax || !add_to_epoll(epoll_fd_, fd.get()).ok()) continue;
-    connections_.push_back({std::move(fd), {}});
+    const pid_t sender = process_behind(fd.get());
+    connections_.push_back({std::move(fd), sender, {}});
   }
-  std::vector<ClosedNotice> notices;
+  std::vector<ReceivedNotice> notices;
   std::erase_if(connections_, [&](Connection& connection) {
     std::byte bytes[16 * kNoticeBytes];
     for (;;) {
@@ -54,7 +55,7 @@ std::vector<ClosedNotice> LivenessListener::poll() {
       for (; partial.size() - used >= kNoticeBytes; used += kNoticeBytes) {
         WireReader reader(std::span<const std::byte>(partial).subspan(used, kNoticeBytes));
         const auto epoch = reader.get<uint64_t>();
-        notices.push_back({epoch, reader.get<uint64_t>()});
+        notices.push_back({{epoch, reader.get<uint64_t>()}, connection.sender});
       }
       partial.erase(partial.begin(), partial.begin() + static_cast<ptrdiff_t>(used));
     }

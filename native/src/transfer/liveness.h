@@ -3,7 +3,8 @@
 //
 // The same socket carries one kind of record, a ClosedNotice: the sender has closed its side of a
 // pair and will touch the receiver's memory no more. Over shared memory, where no endpoint can be
-// closed under a writer, that is the only proof short of the writer's death.
+// closed under a writer, that is the only proof short of the writer's death; anybody may connect to
+// an abstract socket, so the kernel is asked whose word it is.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,10 @@ namespace crossdock {
 struct ClosedNotice {
   uint64_t epoch = 0;  // of the side that has closed
   uint64_t incarnation = 0;
-  friend auto operator<=>(const ClosedNotice&, const ClosedNotice&) = default;
+};
+struct ReceivedNotice {
+  ClosedNotice notice;
+  pid_t sender = 0;
 };
 
 // The listening side. Its descriptors are added to the epoll instance given.
@@ -28,11 +32,12 @@ class LivenessListener {
   static Result<std::unique_ptr<LivenessListener>> create(const std::string& name, int epoll_fd);
 
   // Takes new connections and reads what came on the old ones.
-  std::vector<ClosedNotice> poll();
+  std::vector<ReceivedNotice> poll();
 
  private:
   struct Connection {
     UniqueFd fd;
+    pid_t sender = 0;
     std::vector<std::byte> partial;
   };
   LivenessListener(UniqueFd fd, int epoll_fd) : listen_fd_(std::move(fd)), epoll_fd_(epoll_fd) {}

@@ -79,7 +79,7 @@ class UcxPeer {
   // Within UCX's progress.
   void on_frame(const FrameHead& head, std::span<const std::byte> body);
   void on_endpoint_error(const Status& status);
-  void on_closed_notice() { their_side_closed_ = true; }
+  void on_closed_notice(pid_t sender) { their_side_closed_ |= sender == remote_.process_id; }
   void check_process();
 
   // ---- operations ----

@@ -178,8 +178,9 @@ void UcxTransport::handle_liveness() {
   if (num_ready <= 0) return;
   uint64_t expirations = 0;
   (void)!::read(timer_fd_.get(), &expirations, sizeof expirations);
-  for (const ClosedNotice& notice : liveness_->poll()) {
-    if (UcxPeer* peer = find_peer(notice.epoch, notice.incarnation)) peer->on_closed_notice();
+  for (const auto& [notice, sender] : liveness_->poll()) {
+    UcxPeer* peer = find_peer(notice.epoch, notice.incarnation);
+    if (peer != nullptr) peer->on_closed_notice(sender);
   }
   for (auto& [id, peer] : peers_) peer->check_process();
 }

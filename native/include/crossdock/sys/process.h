@@ -28,5 +28,8 @@ Result<UniqueFd> listen_abstract(const std::string& name);
 Result<UniqueFd> connect_abstract(const std::string& name, pid_t expected_process_id);
 // The next waiting connection, non-blocking; invalid when there is none.
 UniqueFd accept_abstract(int listen_fd);
+// Which process listened, or connected, at the other end: the kernel's word. 0 when it cannot be
+// seen from here.
+pid_t process_behind(int socket_fd);
 
 }  // namespace crossdock
