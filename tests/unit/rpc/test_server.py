@@ -53,9 +53,19 @@ async def _serve(servicer: SlowDecode) -> tuple[RpcServer, str]:
     return server, f"127.0.0.1:{port}"
 
 
+async def test_calls_that_arrive_all_at_once_are_all_answered() -> None:
+    """More than gRPC keeps for a server that is busy: it would cancel some of them."""
+    server, address = await _serve(SlowDecode())
+    async with open_channel(address) as channel:
+        calls = [_health(channel, NAME) for _ in range(4_000)]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+    await server.stop()
+    assert set(answers) == {health_pb2.HealthCheckResponse.NOT_SERVING}
+
+
 async def _health(channel: grpc.aio.Channel, service: str) -> Any:
     reply: health_pb2.HealthCheckResponse = await health_pb2_grpc.HealthStub(channel).Check(
-        health_pb2.HealthCheckRequest(service=service), timeout=10
+        health_pb2.HealthCheckRequest(service=service), timeout=60
     )
     return reply.status
 
