@@ -10,7 +10,7 @@ import pytest
 from crossdock import models
 from crossdock.cli.fleet import Fleet
 from crossdock.cli.fleet_plan import FleetOptions
-from crossdock.models.tiny import TinyModel, write_tiny_model
+from tests.tiny_models.directory import TinyModel, write_tiny_model
 
 # A tiny model needs little; several fleets share a machine's /dev/shm.
 KV_MEMORY = "64MiB"

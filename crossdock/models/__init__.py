@@ -1,4 +1,4 @@
-"""Models on disk: the cache, fetching into it, and tiny random models for tests."""
+"""Models on disk: the cache, and fetching into it."""
 
 from crossdock.models.cache import cache_directory, list_models, resolve
 from crossdock.models.catalog import DEFAULT_MODEL, Dtype

@@ -13,19 +13,24 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from crossdock.models.catalog import Dtype
 
-StoredDtype = Literal["f32", "bf16", "e4m3"]
-
-_FORMAT_DTYPE: Final[dict[StoredDtype, str]] = {"f32": "F32", "bf16": "BF16", "e4m3": "F8_E4M3"}
-_STORED_BYTES: Final[dict[StoredDtype, int]] = {"f32": 4, "bf16": 2, "e4m3": 1}
 # Weights are mapped and read in place: the first byte sits on a cache line.
 _ALIGNMENT_BYTES: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """How a file holds numbers: what it calls the type, bytes of one, bit patterns of many."""
+
+    name: str
+    num_bytes: int
+    encode: Callable[[npt.NDArray[np.float32]], npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,7 @@ class TensorPlan:
     name: str
     shape: tuple[int, ...]
     values: Callable[[], npt.NDArray[np.float32]]
-    dtype: StoredDtype | None = None  # None: the file's.
+    encoding: Encoding | None = None  # None: the file's.
 
 
 def to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
@@ -45,36 +50,10 @@ def to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     return ((bits + np.uint32(0x7FFF) + lowest_kept_bit) >> np.uint32(16)).astype(np.uint16)
 
 
-def from_bf16(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
-    """The f32 values of bf16 bit patterns; exact."""
-    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
-
-
-def _positive_e4m3() -> npt.NDArray[np.float32]:
-    """The finite values of codes 0 to 126: three bits of mantissa, an exponent biased by 7."""
-    codes = np.arange(127)
-    exponents, mantissas = codes >> 3, codes & 7
-    normal = np.ldexp(1 + mantissas / 8, exponents - 7)
-    return np.where(exponents > 0, normal, np.ldexp(mantissas / 8, -6)).astype(np.float32)
-
-
-_E4M3_VALUES: Final = _positive_e4m3()
-
-
-def to_e4m3(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-    """The codes of `values` (finite) in OCP e4m3: to nearest, ties to even, at most 448."""
-    magnitudes = np.abs(values)
-    midpoints = (_E4M3_VALUES[1:] + _E4M3_VALUES[:-1]) / 2  # exact in f32
-    codes = np.searchsorted(midpoints, magnitudes, side="left")
-    above = np.searchsorted(midpoints, magnitudes, side="right")
-    signs = np.where(np.signbit(values), 0x80, 0)
-    return (np.where(codes % 2 == 0, codes, above) + signs).astype(np.uint8)
-
-
-def from_e4m3(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-    """The f32 values of e4m3 codes that stand for finite numbers; exact."""
-    magnitudes: npt.NDArray[np.float32] = _E4M3_VALUES[codes & 0x7F]
-    return np.copysign(magnitudes, np.where(codes & 0x80, np.float32(-1), np.float32(1)))
+ENCODINGS: Final[dict[Dtype, Encoding]] = {
+    "f32": Encoding("F32", 4, lambda values: values.astype("<f4", copy=False)),
+    "bf16": Encoding("BF16", 2, to_bf16),
+}
 
 
 def write_safetensors(
@@ -96,11 +75,8 @@ def write_safetensors(
             values = tensor.values()
             if values.shape != tensor.shape:
                 raise ValueError(f"{tensor.name}: planned {tensor.shape}, got {values.shape}")
-            raw = (
-                np.ascontiguousarray(_stored(values, tensor.dtype or dtype))
-                .reshape(-1)
-                .view(np.uint8)
-            )
+            encoded = (tensor.encoding or ENCODINGS[dtype]).encode(values)
+            raw = np.ascontiguousarray(encoded).reshape(-1).view(np.uint8)
             file.write(raw.data)
             written += raw.nbytes
             if on_bytes is not None:
@@ -110,22 +86,14 @@ def write_safetensors(
     return len(header) + written
 
 
-def _stored(values: npt.NDArray[np.float32], dtype: StoredDtype) -> npt.NDArray[Any]:
-    if dtype == "bf16":
-        return to_bf16(values)
-    if dtype == "e4m3":
-        return to_e4m3(values)
-    return values.astype("<f4", copy=False)
-
-
 def _header(tensors: Iterable[TensorPlan], dtype: Dtype, metadata: dict[str, str]) -> bytes:
     entries: dict[str, Any] = {"__metadata__": metadata}
     offset = 0
     for tensor in tensors:
-        stored = tensor.dtype or dtype
-        end = offset + math.prod(tensor.shape) * _STORED_BYTES[stored]
+        encoding = tensor.encoding or ENCODINGS[dtype]
+        end = offset + math.prod(tensor.shape) * encoding.num_bytes
         entries[tensor.name] = {
-            "dtype": _FORMAT_DTYPE[stored],
+            "dtype": encoding.name,
             "shape": list(tensor.shape),
             "data_offsets": [offset, end],
         }

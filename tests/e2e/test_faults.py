@@ -17,7 +17,6 @@ import pytest
 from crossdock.cli.fleet import Fleet
 from crossdock.cli.fleet_plan import FleetOptions, Role
 from crossdock.cli.fleet_record import ServiceRecord
-from crossdock.models.tiny import TinyModel, write_tiny_model
 from tests.conftest import KV_MEMORY, StartFleet
 from tests.e2e.caller import (
     Answer,
@@ -29,6 +28,7 @@ from tests.e2e.caller import (
     status_of,
     wait_until_clean,
 )
+from tests.tiny_models.directory import TinyModel, write_tiny_model
 
 PROMPT = [(7 * i + 3) % 256 for i in range(600)]
 

@@ -13,7 +13,6 @@ import pytest
 from crossdock.cli.errors import FleetError
 from crossdock.cli.fleet import Fleet
 from crossdock.cli.fleet_plan import FleetOptions
-from crossdock.models.tiny import PRESETS, write_tiny_model
 from tests.conftest import KV_MEMORY, StartFleet
 from tests.e2e.caller import (
     Answer,
@@ -25,6 +24,7 @@ from tests.e2e.caller import (
     status_of,
     wait_until_clean,
 )
+from tests.tiny_models.directory import PRESETS, write_tiny_model
 
 VOCAB_SIZE = PRESETS["deepseek_v3"].vocab_size
 PROMPT = [(11 * i * i + 5 * i) % VOCAB_SIZE for i in range(150)]

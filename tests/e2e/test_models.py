@@ -17,7 +17,6 @@ from crossdock._native import Executor
 from crossdock.cli.fleet_plan import FleetOptions
 from crossdock.models.cache import resolve
 from crossdock.models.catalog import BUNDLED
-from crossdock.models.tiny import PRESETS, write_tiny_model
 from crossdock.tokenization import Tokenizer
 from tests.conftest import KV_MEMORY, StartFleet
 from tests.e2e.caller import (
@@ -28,6 +27,7 @@ from tests.e2e.caller import (
     wait_until_clean,
 )
 from tests.oracle.reference import Oracle, assert_same_ids
+from tests.tiny_models.directory import PRESETS, write_tiny_model
 
 # transformers is loaded, on a machine that may be busy.
 pytestmark = pytest.mark.timeout(300)

@@ -13,8 +13,8 @@ from typing import Final
 import grpc
 
 from crossdock.cli.fleet_plan import FleetOptions, Role
-from crossdock.models.tiny import TinyModel, write_tiny_model
 from tests.e2e.caller import REQUEST_TIMEOUT_S, Answer, Caller, sampling
+from tests.tiny_models.directory import TinyModel, write_tiny_model
 
 NUM_RUNNING: Final = 16
 # Small enough for a fleet to start in a second, large enough for a request to last some of one.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from crossdock.models.tiny import PRESETS, TinyMla, TinyModel
-from crossdock.models.tiny_spec import LLAMA3_ROPE
+from tests.tiny_models.directory import PRESETS, TinyMla, TinyModel
+from tests.tiny_models.spec import LLAMA3_ROPE
 
 _V2, _V3 = PRESETS["deepseek_v2"], PRESETS["deepseek_v3"]
 assert _V2.moe is not None

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from crossdock._native import Executor
-from crossdock.models.tiny import write_tiny_model
 from tests.oracle.cases import CASES
 from tests.oracle.forcing import (
     BLOCK_TABLE,
@@ -28,6 +27,7 @@ from tests.oracle.forcing import (
     zero_tensors,
 )
 from tests.oracle.rounding_cache import rounding_cache, unit_roundoff
+from tests.tiny_models.directory import write_tiny_model
 
 pytestmark = pytest.mark.oracle
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from crossdock import models
-from crossdock.models.tiny import TinyModel, write_tiny_model
 from crossdock.tokenization import Tokenizer
 from tests.oracle.prompts import GOLDEN_IDS, GOLDEN_PROMPT, LONG_PROMPT_TOKENS, build_prompts
 from tests.oracle.reference import (
@@ -19,6 +18,7 @@ from tests.oracle.reference import (
     assert_same_ids,
     load_model,
 )
+from tests.tiny_models.directory import TinyModel, write_tiny_model
 
 pytestmark = pytest.mark.oracle
 

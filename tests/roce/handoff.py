@@ -13,7 +13,6 @@ from pathlib import Path
 from crossdock.api.v1 import kv_pb2
 from crossdock.cli.fleet import Fleet
 from crossdock.cli.fleet_plan import FleetOptions
-from crossdock.models.tiny import PRESETS, TinyModel, write_tiny_model
 from tests.e2e.caller import (
     Answer,
     Caller,
@@ -26,6 +25,7 @@ from tests.e2e.caller import (
 from tests.roce.fabric import FIRST, SECOND, Side, locked_memory
 from tests.roce.packets import Capture, Seen
 from tests.roce.runner import expect
+from tests.tiny_models.directory import PRESETS, TinyModel, write_tiny_model
 
 # Starting five processes takes a minute where two cores are emulated.
 _START_S = 400.0

@@ -15,7 +15,6 @@ import grpc
 from crossdock.engine.front import Front
 from crossdock.engine.process import EngineConfig
 from crossdock.errors import CrossdockError
-from crossdock.models.tiny_tokenizer import VOCAB_SIZE_MIN, write_tiny_tokenizer
 from crossdock.rpc.server import RpcServer
 from crossdock.rpc.serving import Service as Instance
 from crossdock.rpc.settings import ServiceSettings
@@ -44,6 +43,7 @@ from tests.sim.network import Network
 from tests.sim.rpc_client import WINDOW_MESSAGES, Channel, Tap
 from tests.sim.rpc_server import Server
 from tests.sim.virtual_loop import Process, VirtualLoop
+from tests.tiny_models.tokenizer import VOCAB_SIZE_MIN, write_tiny_tokenizer
 
 if TYPE_CHECKING:
     from tests.sim.crossdock_sim import Segment

@@ -13,7 +13,6 @@ import pytest
 
 from crossdock.api.v1 import decode_pb2
 from crossdock.errors import Code, CrossdockError, Reason
-from crossdock.models.tiny import TinyModel, write_tiny_model
 from crossdock.rpc.status import from_rpc_error
 from tests.integration.pair.conftest import (
     Pair,
@@ -22,6 +21,7 @@ from tests.integration.pair.conftest import (
     prompt,
     request_fields,
 )
+from tests.tiny_models.directory import TinyModel, write_tiny_model
 
 
 async def error_of(call: Any) -> CrossdockError:

@@ -14,12 +14,12 @@ import httpx
 import pytest
 
 from crossdock.api.v1 import inference_pb2, inference_pb2_grpc
-from crossdock.models.tiny import TinyModel, write_tiny_model
 from crossdock.rpc.channel import open_channel
 from crossdock.tokenization import Tokenizer
 from services.router.__main__ import Router
 from services.router.config import RouterSettings
 from tests.integration.router.fakes import LETTERS, WAIT_S, Fabric, FakeDecode, FakePrefill
+from tests.tiny_models.directory import TinyModel, write_tiny_model
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from crossdock.models import (
 )
 from crossdock.models.catalog import BUNDLED
 from crossdock.models.errors import ModelDirectoryError
-from crossdock.models.tiny import TinyModel, write_tiny_model
+from tests.tiny_models.directory import TinyModel, write_tiny_model
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from safetensors.numpy import load_file
 
 from crossdock.models.errors import ModelFetchError
 from crossdock.models.gguf_convert import convert_gguf
-from crossdock.models.tiny import TinyModel, write_tiny_model
 from crossdock.tokenization import ChatTemplate, Tokenizer
+from tests.tiny_models.directory import TinyModel, write_tiny_model
 from tests.unit.models.tiny_wheel import SPEC, write_gguf
 
 

@@ -13,9 +13,9 @@ from safetensors import deserialize
 from safetensors.numpy import load_file
 
 from crossdock.models.cache import check_model_directory, weight_files
-from crossdock.models.tiny import PRESETS, TinyModel, TinyMoe, write_tiny_model
-from crossdock.models.weights_file import from_e4m3
 from crossdock.tokenization import Tokenizer
+from tests.tiny_models.directory import PRESETS, TinyModel, TinyMoe, write_tiny_model
+from tests.tiny_models.e4m3 import from_e4m3
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -130,7 +130,7 @@ def test_an_impossible_shape_is_refused_by_name(values: dict[str, Any], name: st
 
 
 def test_the_tool_writes_what_its_flags_say(tmp_path: Path) -> None:
-    tool = [sys.executable, str(REPOSITORY / "tools" / "make_tiny_model.py")]
+    tool = [sys.executable, "-m", "tests.tiny_models"]
     flags = ["--architecture", "deepseek_v3", "--dtype", "bf16", "--tied", "--no-fp8"]
     flags += ["--num-layers", "4", "--num-shards", "2", "--seed", "9"]
     done = subprocess.run(

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from safetensors.numpy import load_file
 
 from crossdock.models.catalog import CatalogEntry, WheelSource
-from crossdock.models.tiny import TinyModel, write_tiny_model
+from tests.tiny_models.directory import TinyModel, write_tiny_model
 
 SPEC = TinyModel(tied=True, vocab_size=300)
 MEMBER = "tiny_llama_wheel/tiny.gguf"

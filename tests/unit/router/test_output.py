@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crossdock.errors import CrossdockError, internal
-from crossdock.models.tiny import write_tiny_model
 from crossdock.tokenization import StopMatcher, Tokenizer, make_detokenizer
 from services.router.output import (
     Ending,
@@ -21,6 +20,7 @@ from services.router.output import (
     Usage,
 )
 from services.router.worker import Token
+from tests.tiny_models.directory import write_tiny_model
 
 EOS = 2
 ENDING = Ending(FinishReason.STOP, "", Usage(1, 2), Timings())

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crossdock.models.tiny import TinyModel, write_tiny_model
 from crossdock.tokenization import (
     ByteDetokenizer,
     Detokenizer,
@@ -15,6 +14,7 @@ from crossdock.tokenization import (
     WindowDetokenizer,
     make_detokenizer,
 )
+from tests.tiny_models.directory import TinyModel, write_tiny_model
 from tests.unit.tokenization.sentencepiece import END_ID, sentencepiece_tokenizer
 
 VOCAB_SIZE = 600

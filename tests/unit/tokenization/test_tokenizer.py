@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from crossdock.models.tiny import write_tiny_model
-from crossdock.models.tiny_tokenizer import SPECIAL_TOKENS
 from crossdock.tokenization import TokenizationError, Tokenizer
+from tests.tiny_models.directory import write_tiny_model
+from tests.tiny_models.tokenizer import SPECIAL_TOKENS
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from crossdock.models.catalog import Dtype
-from crossdock.models.tiny_tokenizer import VOCAB_SIZE_MIN
+from tests.tiny_models.tokenizer import VOCAB_SIZE_MIN
 
 Architecture = Literal[
     "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "deepseek_v2", "deepseek_v3"

@@ -1,4 +1,4 @@
-"""Writes a tiny random model as a Hugging Face directory: see crossdock.models.tiny."""
+"""Writes a tiny random model as a Hugging Face directory: see tests.tiny_models.directory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 
 from crossdock.models.catalog import DTYPES
-from crossdock.models.tiny import PRESETS, TinyModel, write_tiny_model
+from tests.tiny_models.directory import PRESETS, TinyModel, write_tiny_model
 
 
 def main() -> None:

@@ -12,8 +12,9 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from crossdock.models.tiny_spec import TinyMla, TinyModel, TinyMoe
-from crossdock.models.weights_file import TensorPlan, from_e4m3, to_e4m3
+from crossdock.models.weights_file import ENCODINGS, TensorPlan
+from tests.tiny_models.e4m3 import E4M3, from_e4m3, to_e4m3
+from tests.tiny_models.spec import TinyMla, TinyModel, TinyMoe
 
 # Measured over seeds 0-9 of the default shape, 256 greedy tokens: see tests/oracle. Smaller
 # attention gains leave the next token a function of the last one, and the output soon cycles.
@@ -107,7 +108,7 @@ class _Plans:
         if moe.method == "noaux_tc":
             bias = self._draw((moe.num_experts,), 0.0, _CORRECTION_STD)
             name = prefix + "gate.e_score_correction_bias"
-            self._plans.append(TensorPlan(name, (moe.num_experts,), bias, "f32"))
+            self._plans.append(TensorPlan(name, (moe.num_experts,), bias, ENCODINGS["f32"]))
         for expert in range(moe.num_experts):
             self._mlp(f"{prefix}experts.{expert}.", moe.intermediate)
         if self._spec.is_deepseek:
@@ -128,8 +129,10 @@ class _Plans:
             return
         blocks = tuple(-(-size // _SCALE_GROUP) for size in shape)
         self._plans += [
-            TensorPlan(name, shape, lambda: _quantise(values())[0], "e4m3"),
-            TensorPlan(name + "_scale_inv", blocks, lambda: _quantise(values())[1], "f32"),
+            TensorPlan(name, shape, lambda: _quantise(values())[0], E4M3),
+            TensorPlan(
+                name + "_scale_inv", blocks, lambda: _quantise(values())[1], ENCODINGS["f32"]
+            ),
         ]
 
     def _draw(self, shape: tuple[int, ...], mean: float, std: float) -> Values:

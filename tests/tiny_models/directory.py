@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from crossdock.models.tiny_spec import CLASS_NAMES, PRESETS, TinyMla, TinyModel, TinyMoe
-from crossdock.models.tiny_tensors import tensor_plans
-from crossdock.models.tiny_tokenizer import write_tiny_tokenizer
 from crossdock.models.weights_file import write_safetensors
+from tests.tiny_models.spec import CLASS_NAMES, PRESETS, TinyMla, TinyModel, TinyMoe
+from tests.tiny_models.tensors import tensor_plans
+from tests.tiny_models.tokenizer import write_tiny_tokenizer
 
 __all__ = ["PRESETS", "TinyMla", "TinyModel", "TinyMoe", "write_tiny_model"]
 
