@@ -72,10 +72,40 @@ async def assert_refused(world: World, code: Code, reason: str, **fields: Any) -
     return error
 
 
-async def test_decode_refuses_and_another_takes_it(make_world: MakeWorld) -> None:
-    world = await make_world(num_decode=2)
-    world.decode[0].scripts.append(DecodeScript(error=handoff_refused("full")))
-    world.decode[1].scripts.append(DecodeScript())
+@pytest.mark.parametrize(
+    "error",
+    [
+        overloaded("full"),
+        draining("prefill-0"),
+        # Its engine has no room, and the decode instance waits for an open that never comes.
+        handoff_refused("no room"),
+    ],
+    ids=lambda error: error.reason,
+)
+async def test_another_prefill_takes_what_one_does_not(
+    make_world: MakeWorld, error: CrossdockError
+) -> None:
+    world = await make_world(num_prefill=2)
+    world.prefill[0].scripts.append(PrefillScript(fail_before=error))
+    await assert_served(world, num_attempts=2)
+
+
+@pytest.mark.parametrize(
+    ("num_prefill", "num_decode", "error"),
+    [
+        (1, 2, handoff_refused("full")),
+        (2, 1, handoff_lost("peer down")),
+        # The only prefill instance is waited for.
+        (1, 1, handoff_lost("peer down")),
+        # As in a fleet of two versions, or of instances that share no transport.
+        (2, 2, layout_mismatch("layouts differ")),
+    ],
+)
+async def test_another_attempt_follows_what_a_decode_reports(
+    make_world: MakeWorld, num_prefill: int, num_decode: int, error: CrossdockError
+) -> None:
+    world = await make_world(num_prefill, num_decode)
+    world.decode[0].scripts.append(DecodeScript(error=error))
     await assert_served(world, num_attempts=2)
 
 
@@ -98,31 +128,11 @@ async def test_every_decode_refuses(make_world: MakeWorld) -> None:
     await assert_served(world, num_attempts=1)
 
 
-async def test_prefill_refuses_and_another_takes_it(make_world: MakeWorld) -> None:
-    world = await make_world(num_prefill=2)
-    world.prefill[0].scripts.append(PrefillScript(fail_before=overloaded("full")))
-    await assert_served(world, num_attempts=2)
-
-
 async def test_every_prefill_refuses(make_world: MakeWorld) -> None:
     world = await make_world(num_prefill=2)
     for fake in world.prefill:
         fake.scripts.append(PrefillScript(fail_before=overloaded("full")))
     await assert_refused(world, Code.RESOURCE_EXHAUSTED, Reason.OVERLOADED)
-
-
-async def test_refusal_that_only_the_prefill_reports(make_world: MakeWorld) -> None:
-    """Its engine has no room, and the decode instance waits for an open that never comes."""
-    world = await make_world(num_prefill=2)
-    world.prefill[0].scripts.append(PrefillScript(fail_before=handoff_refused("no room")))
-    await assert_served(world, num_attempts=2)
-
-
-async def test_two_that_make_no_pair_are_put_with_others(make_world: MakeWorld) -> None:
-    """As in a fleet of two versions, or of instances that share no transport."""
-    world = await make_world(num_prefill=2, num_decode=2)
-    world.decode[0].scripts.append(DecodeScript(error=layout_mismatch("layouts differ")))
-    await assert_served(world, num_attempts=2)
 
 
 async def test_where_no_two_make_a_pair_that_is_the_answer(make_world: MakeWorld) -> None:
@@ -140,23 +150,6 @@ async def test_beside_a_mismatch_an_instance_that_is_full_is_worth_another_try(
     world.decode[0].scripts.append(DecodeScript(error=layout_mismatch("layouts differ")))
     world.decode[1].scripts.append(DecodeScript(error=handoff_refused("full")))
     await assert_refused(world, Code.RESOURCE_EXHAUSTED, Reason.OVERLOADED)
-
-
-async def test_prefill_drains(make_world: MakeWorld) -> None:
-    world = await make_world(num_prefill=2)
-    world.prefill[0].scripts.append(PrefillScript(fail_before=draining("prefill-0")))
-    await assert_served(world, num_attempts=2)
-
-
-async def test_decode_loses_the_handoff(make_world: MakeWorld) -> None:
-    world = await make_world(num_prefill=2)
-    world.decode[0].scripts.append(DecodeScript(error=handoff_lost("peer down")))
-    await assert_served(world, num_attempts=2)
-
-
-async def test_the_only_prefill_comes_back_within_the_wait(world: World) -> None:
-    world.decode[0].scripts.append(DecodeScript(error=handoff_lost("peer down")))
-    await assert_served(world, num_attempts=2)
 
 
 async def test_prefill_dies_before_the_commit(make_world: MakeWorld) -> None:

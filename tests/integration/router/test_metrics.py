@@ -65,23 +65,18 @@ async def test_a_request_of_one_token_has_no_time_between_tokens(world: World) -
     assert ("time_per_output_token_seconds_count",) not in found
 
 
-async def test_a_refusal_and_the_retry(make_world: MakeWorld) -> None:
+@pytest.mark.parametrize("how", ["refused", "lost"])
+async def test_a_failure_and_the_retry(make_world: MakeWorld, how: str) -> None:
     world = await make_world(num_prefill=2)
-    world.prefill[0].scripts.append(PrefillScript(fail_before=overloaded("full")))
+    if how == "refused":
+        world.prefill[0].scripts.append(PrefillScript(fail_before=overloaded("full")))
+    else:
+        world.decode[0].scripts.append(DecodeScript(error=handoff_lost("peer down")))
     await world.generate(**request())
     found = counted(world)
-    assert found["attempts_total", "refused"] == found["attempts_total", "finished"] == 1
-    assert found["retries_total", "refused"] == 1
-    assert ("retries_total", "lost") not in found
-
-
-async def test_a_loss_and_the_retry(make_world: MakeWorld) -> None:
-    world = await make_world(num_prefill=2)
-    world.decode[0].scripts.append(DecodeScript(error=handoff_lost("peer down")))
-    await world.generate(**request())
-    found = counted(world)
-    assert found["attempts_total", "lost"] == found["attempts_total", "finished"] == 1
-    assert found["retries_total", "lost"] == 1
+    assert found["attempts_total", how] == found["attempts_total", "finished"] == 1
+    assert [key[1] for key in found if key[0] == "retries_total"] == [how]
+    assert found["retries_total", how] == 1
 
 
 async def test_an_error_is_counted_by_its_code(world: World) -> None:
