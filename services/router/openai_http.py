@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -42,12 +42,13 @@ def make_app(inference: Inference, gate: CallGate) -> Starlette:
 
     async def models(_request: Request) -> Response:
         limits = inference.limits()
-        return _json(openai_render.models(inference.model, limits.context_tokens_max, created_s))
+        shown = openai_render.models(inference.model, limits.context_tokens_max, created_s)
+        return JSONResponse(shown)
 
     async def health(_request: Request) -> Response:
         serving = not gate.draining
         status = "SERVING" if serving else "NOT_SERVING"
-        return _json({"status": status}, 200 if serving else 503)
+        return JSONResponse({"status": status}, 200 if serving else 503)
 
     chat = _ChatEndpoint(inference, gate)
     return Starlette(
@@ -101,7 +102,7 @@ class _ChatEndpoint:
             )
             if not completion.stream:
                 text, ending = await _collect(generation)
-                response = _json(
+                response = JSONResponse(
                     frame.whole(text, ending),
                     headers={"x-request-id": generation.request_id},
                 )
@@ -195,13 +196,13 @@ async def _on_error(_request: Request, error: Exception) -> Response:
     headers = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(math.ceil(error.retry_after_s))
-    return _json(openai_render.error_body(error), openai_render.error_status(error), headers)
+    return JSONResponse(openai_render.error_body(error), openai_render.error_status(error), headers)
 
 
 async def _on_bug(_request: Request, error: Exception) -> Response:
     _log.error("request_failed", exc_info=error)
     failure = internal("internal error; see the log of the router")
-    return _json(openai_render.error_body(failure), openai_render.error_status(failure))
+    return JSONResponse(openai_render.error_body(failure), openai_render.error_status(failure))
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
@@ -214,10 +215,4 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
             "code": None,
         }
     }
-    return _json(body, error.status_code, error.headers)
-
-
-def _json(
-    value: dict[str, Any], status: int = 200, headers: Mapping[str, str] | None = None
-) -> JSONResponse:
-    return JSONResponse(value, status, headers)
+    return JSONResponse(body, error.status_code, error.headers)
