@@ -50,9 +50,10 @@ class PairTerms:
 class Pair:
     """One pair. Its future states are awaited with `wait_*`; only PeerBook moves it."""
 
-    def __init__(self, peer_id: int, remote: Remote, *, store: bool) -> None:
+    def __init__(self, peer_id: int, remote: Remote, incarnation: int, *, store: bool) -> None:
         self.peer_id = peer_id
         self.remote = remote
+        self.incarnation = incarnation
         self.store = store
         self.transport = ""
         self.not_shared = ""  # why not; empty where it is
@@ -157,11 +158,11 @@ class PairTable(ABC):
                 "try again"
             ) from None
 
-    def _make(self, remote: Remote, *, store: bool) -> Pair:
+    def _make(self, remote: Remote, terms: PairTerms, *, store: bool) -> Pair:
         """A pair that is not in the table yet."""
         assert self.with_instance(remote.instance_id) is None
         self._num_made += 1
-        return Pair(self._num_made, remote, store=store)
+        return Pair(self._num_made, remote, terms.incarnation, store=store)
 
 
 class PeerBook(PairTable):
@@ -183,7 +184,7 @@ class PeerBook(PairTable):
         """
         if self._failure is not None:
             raise self._failure
-        pair = self._make(remote, store=store)
+        pair = self._make(remote, terms, store=store)
         self._pairs[pair.peer_id] = pair
         self._send(
             native.ConnectPeer(

@@ -21,7 +21,7 @@ import structlog
 from crossdock import _native as native
 from crossdock.engine.lifecycle import PairEvent, PairState
 from crossdock.engine.peers import Pair, PairTable, PairTerms, Remote
-from crossdock.errors import CrossdockError, invalid_argument, unreachable
+from crossdock.errors import CrossdockError, invalid_argument, stale_epoch, unreachable
 from services.kvstore.tier import Tier
 
 _log = structlog.get_logger("services.kvstore.pairs")
@@ -57,7 +57,7 @@ class StorePairs(PairTable):
         await self.wait_gone(name, unreachable(f"{name} connected again"))
         self._forget(remote.epoch)
         self._tier.check(remote.block_stride_bytes, name)
-        pair = self._make(remote, store=True)
+        pair = self._make(remote, terms, store=True)
         try:
             self._segment.connect(
                 peer_id=pair.peer_id, incarnation=terms.incarnation, descriptor=remote.descriptor
@@ -76,6 +76,15 @@ class StorePairs(PairTable):
         self._tier.part(pair.remote.epoch)
         self._segment.disconnect(pair.peer_id)
         _log.info("pair_ended", peer=pair.remote.instance_id, error=error.message)
+
+    def epoch_of(self, incarnation: int) -> int:
+        """Of the engine whose pair it is. A call of a pair that has ended may come late, even when
+        its engine is connected again: nobody would know of what it is granted.
+        """
+        for pair in self:
+            if pair.usable and pair.incarnation == incarnation:
+                return pair.remote.epoch
+        raise stale_epoch(f"no pair {incarnation:016x} is connected; call Connect first")
 
     def close(self) -> None:
         """The service ends."""

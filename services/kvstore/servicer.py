@@ -75,7 +75,7 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
         self, request: kvstore_pb2.AcquireRequest, context: Any
     ) -> kvstore_pb2.AcquireResponse:
         lease = self._store.acquire(
-            request.owner_epoch, _hashes("chain", request.chain), _ttl_ms(request.ttl_ms)
+            request.incarnation, _hashes("chain", request.chain), _ttl_ms(request.ttl_ms)
         )
         return kvstore_pb2.AcquireResponse(lease_id=lease.lease_id, blocks=_blocks(lease))
 
@@ -83,7 +83,7 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
         self, request: kvstore_pb2.ReserveRequest, context: Any
     ) -> kvstore_pb2.ReserveResponse:
         lease = self._store.reserve(
-            request.owner_epoch, _hashes("hashes", request.hashes), _ttl_ms(request.ttl_ms)
+            request.incarnation, _hashes("hashes", request.hashes), _ttl_ms(request.ttl_ms)
         )
         blocks = _blocks(lease)
         for block in blocks:

@@ -49,17 +49,19 @@ class Store:
         finally:
             self.pairs.disconnect(pair, unreachable(f"{remote.instance_id} ended the pair"))
 
-    def acquire(self, owner_epoch: int, chain: Sequence[Hash], ttl_ms: int) -> Lease:
+    def acquire(self, incarnation: int, chain: Sequence[Hash], ttl_ms: int) -> Lease:
         """Pins the longest published prefix, for a time."""
         self._expire()
-        lease = self.tier.acquire(owner_epoch, chain, ttl_ms, self._now_ms())
+        epoch = self.pairs.epoch_of(incarnation)
+        lease = self.tier.acquire(epoch, chain, ttl_ms, self._now_ms())
         self._expire()
         return lease
 
-    def reserve(self, owner_epoch: int, hashes: Sequence[Hash], ttl_ms: int) -> Lease:
+    def reserve(self, incarnation: int, hashes: Sequence[Hash], ttl_ms: int) -> Lease:
         """Places for absent blocks, for a time."""
         self._expire()
-        lease = self.tier.reserve(owner_epoch, hashes, ttl_ms, self._now_ms())
+        epoch = self.pairs.epoch_of(incarnation)
+        lease = self.tier.reserve(epoch, hashes, ttl_ms, self._now_ms())
         self._expire()
         return lease
 

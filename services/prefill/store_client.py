@@ -8,7 +8,7 @@ After a failure the store is left alone for a while.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -133,13 +133,8 @@ class StoreClient:
         task.add_done_callback(self._tasks.discard)
 
     async def _look_up(self, engine: Engine, event: native.StoreLookup) -> None:
-        leased = await self._lease(
-            "Acquire",
-            lambda: kvstore_pb2.AcquireRequest(
-                owner_epoch=engine.epoch, chain=_hashes(event.chain), ttl_ms=_LEASE_MS
-            ),
-            _ACQUIRE_S,
-        )
+        request = kvstore_pb2.AcquireRequest(chain=_hashes(event.chain), ttl_ms=_LEASE_MS)
+        leased = await self._lease("Acquire", request, _ACQUIRE_S)
         engine.send(
             native.StoreFound(
                 sequence_id=event.sequence_id,
@@ -150,13 +145,8 @@ class StoreClient:
         )
 
     async def _reserve(self, engine: Engine, event: native.StoreOffer) -> None:
-        leased = await self._lease(
-            "Reserve",
-            lambda: kvstore_pb2.ReserveRequest(
-                owner_epoch=engine.epoch, hashes=_hashes(event.hashes), ttl_ms=_LEASE_MS
-            ),
-            _BACKGROUND_S,
-        )
+        request = kvstore_pb2.ReserveRequest(hashes=_hashes(event.hashes), ttl_ms=_LEASE_MS)
+        leased = await self._lease("Reserve", request, _BACKGROUND_S)
         engine.send(
             native.StorePlaces(
                 offer_id=event.offer_id,
@@ -166,15 +156,14 @@ class StoreClient:
             )
         )
 
-    async def _lease(
-        self, method: str, make_request: Callable[[], Any], timeout_s: float
-    ) -> _Leased:
+    async def _lease(self, method: str, request: Any, timeout_s: float) -> _Leased:
         """What the store grants; nothing while it cannot be asked."""
         now_s = asyncio.get_running_loop().time()
         store = self._store
         if store is None or not store.pair.ready or not self._circuit.admits(now_s):
             return _Leased()
-        reply = await self._call(store, method, make_request(), timeout_s)
+        request.incarnation = store.pair.incarnation
+        reply = await self._call(store, method, request, timeout_s)
         if reply is None or not store.pair.ready:
             return _Leased()
         if reply.lease_id:

@@ -195,10 +195,10 @@ def store_cases() -> Iterator[Refused]:
     short = kvstore_pb2.StoredBlock(hash=one[0], checksum=b"x" * 15)
     commit = kvstore_pb2.CommitRequest(lease_id=1, blocks=[short])
     yield Refused("KvStore/Commit", commit, "blocks", "[0].checksum has 15 bytes; must have 16")
-    for owner in (0, 7):
+    for incarnation in (0, 7):
         for method, strange in (
-            ("KvStore/Acquire", acquire(owner_epoch=owner, chain=one, ttl_ms=1)),
-            ("KvStore/Reserve", reserve(owner_epoch=owner, hashes=one, ttl_ms=1)),
+            ("KvStore/Acquire", acquire(incarnation=incarnation, chain=one, ttl_ms=1)),
+            ("KvStore/Reserve", reserve(incarnation=incarnation, hashes=one, ttl_ms=1)),
         ):
             yield Refused(method, strange, None, "call Connect first", Code.UNAVAILABLE)
     ended = kvstore_pb2.CommitRequest(lease_id=99)

@@ -96,24 +96,24 @@ Global___StoredBlock: _TypeAlias = StoredBlock  # noqa: Y015
 class AcquireRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    OWNER_EPOCH_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     CHAIN_FIELD_NUMBER: _builtins.int
     TTL_MS_FIELD_NUMBER: _builtins.int
-    owner_epoch: _builtins.int
-    """Of the caller's engine."""
+    incarnation: _builtins.int
+    """Of the caller's pair: a call of a former one comes to nothing."""
     ttl_ms: _builtins.int
     @_builtins.property
     def chain(self) -> _containers.RepeatedCompositeFieldContainer[_kv_pb2.BlockHash]: ...
     def __init__(
         self,
         *,
-        owner_epoch: _builtins.int = ...,
+        incarnation: _builtins.int = ...,
         chain: _abc.Iterable[_kv_pb2.BlockHash] | None = ...,
         ttl_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "owner_epoch", b"owner_epoch", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chain", b"chain", "incarnation", b"incarnation", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -147,23 +147,23 @@ Global___AcquireResponse: _TypeAlias = AcquireResponse  # noqa: Y015
 class ReserveRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    OWNER_EPOCH_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     HASHES_FIELD_NUMBER: _builtins.int
     TTL_MS_FIELD_NUMBER: _builtins.int
-    owner_epoch: _builtins.int
+    incarnation: _builtins.int
     ttl_ms: _builtins.int
     @_builtins.property
     def hashes(self) -> _containers.RepeatedCompositeFieldContainer[_kv_pb2.BlockHash]: ...
     def __init__(
         self,
         *,
-        owner_epoch: _builtins.int = ...,
+        incarnation: _builtins.int = ...,
         hashes: _abc.Iterable[_kv_pb2.BlockHash] | None = ...,
         ttl_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hashes", b"hashes", "owner_epoch", b"owner_epoch", "ttl_ms", b"ttl_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hashes", b"hashes", "incarnation", b"incarnation", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,7 +24,10 @@ async def kvstore() -> AsyncIterator[RunningStore]:
         yield running
 
 
-def _request(epoch: int = 5, instance_id: str = "prefill-1", **changes: Any) -> Any:
+def _request(
+    epoch: int = 5, instance_id: str = "prefill-1", incarnation: int | None = None, **changes: Any
+) -> Any:
+    """The incarnation of the pair is the engine's epoch unless it is given."""
     endpoint: dict[str, Any] = {
         "instance_id": instance_id,
         "epoch": epoch,
@@ -33,7 +36,9 @@ def _request(epoch: int = 5, instance_id: str = "prefill-1", **changes: Any) -> 
         "block_stride_bytes": 4_096,
     }
     return kv_pb2.ConnectRequest(
-        endpoint=kv_pb2.EngineEndpoint(**(endpoint | changes)), incarnation=7, mac_key=b"k" * 32
+        endpoint=kv_pb2.EngineEndpoint(**(endpoint | changes)),
+        incarnation=incarnation or epoch,
+        mac_key=b"k" * 32,
     )
 
 
@@ -44,10 +49,9 @@ async def _connect(kvstore: RunningStore, **changes: Any) -> Any:
     return call
 
 
-async def _reserve(kvstore: RunningStore, epoch: int = 5) -> kvstore_pb2.ReserveResponse:
-    return await kvstore.stub.Reserve(
-        kvstore_pb2.ReserveRequest(owner_epoch=epoch, hashes=CHAIN, ttl_ms=60_000), timeout=10
-    )
+async def _reserve(kvstore: RunningStore, incarnation: int = 5) -> kvstore_pb2.ReserveResponse:
+    request = kvstore_pb2.ReserveRequest(incarnation=incarnation, hashes=CHAIN, ttl_ms=60_000)
+    return await kvstore.stub.Reserve(request, timeout=10)
 
 
 def _filled(reserved: kvstore_pb2.ReserveResponse) -> kvstore_pb2.CommitRequest:
@@ -68,7 +72,7 @@ async def test_the_answer_describes_the_store(kvstore: RunningStore) -> None:
     endpoint = answer.endpoint
     assert (endpoint.instance_id, endpoint.descriptor) == ("kvstore-1", b"segment")
     assert (endpoint.layout, endpoint.block_stride_bytes) == (b"layout", 4_096)
-    assert kvstore.segment.connected == [(1, 7, b"d")]
+    assert kvstore.segment.connected == [(1, 5, b"d")]
     call.cancel()
 
 
@@ -83,7 +87,7 @@ async def test_a_block_travels_from_reserve_to_acquire(kvstore: RunningStore) ->
     assert (await stub.Commit(_filled(reserved), timeout=10)).num_published == 3
     assert (await stub.Match(match, timeout=10)).num_blocks == 3
     acquired = await stub.Acquire(
-        kvstore_pb2.AcquireRequest(owner_epoch=5, chain=CHAIN, ttl_ms=1_000), timeout=10
+        kvstore_pb2.AcquireRequest(incarnation=5, chain=CHAIN, ttl_ms=1_000), timeout=10
     )
     assert [(block.hash.low, block.checksum) for block in acquired.blocks] == [
         (n, CHECKSUM) for n in range(3)
@@ -150,14 +154,23 @@ async def test_the_same_engine_coming_back_is_proof(kvstore: RunningStore) -> No
         await _connect(kvstore, epoch=6),
     ]
     assert kvstore.slots() == (5, 0, 0, 3)
-    again = await _connect(kvstore)
+    again = await _connect(kvstore, incarnation=8)
     assert kvstore.slots() == (8, 0, 0, 0)
-    await _reserve(kvstore)
+    await _reserve(kvstore, 8)
     kvstore.segment.closed(1, writes_stopped=True)  # late, and about the former pair
     await asyncio.sleep(0.01)
     assert kvstore.slots() == (5, 3, 0, 0)
     for call in (*others, again):
         call.cancel()
+
+
+async def test_a_call_of_a_former_pair_is_granted_nothing(kvstore: RunningStore) -> None:
+    await _connect(kvstore)
+    again = await _connect(kvstore, incarnation=8)
+    assert (await _error_of(_reserve(kvstore, 5))).reason == Reason.STALE_EPOCH
+    assert kvstore.slots() == (8, 0, 0, 0)
+    assert (await _reserve(kvstore, 8)).lease_id
+    again.cancel()
 
 
 async def test_a_new_pair_waits_for_the_former_one_to_close(kvstore: RunningStore) -> None:
@@ -186,7 +199,7 @@ async def test_a_broken_transport_ends_the_stream(kvstore: RunningStore) -> None
 
 @pytest.mark.parametrize("ttl_ms", [0, 600_001])
 async def test_the_ttl_is_bounded(kvstore: RunningStore, ttl_ms: int) -> None:
-    request = kvstore_pb2.AcquireRequest(owner_epoch=5, chain=CHAIN, ttl_ms=ttl_ms)
+    request = kvstore_pb2.AcquireRequest(incarnation=5, chain=CHAIN, ttl_ms=ttl_ms)
     error = await _error_of(kvstore.stub.Acquire(request, timeout=10))
     assert (error.code, error.field) == (Code.INVALID_ARGUMENT, "ttl_ms")
 
@@ -207,7 +220,7 @@ async def test_a_checksum_has_its_length(kvstore: RunningStore) -> None:
 async def test_leases_expire_by_themselves(kvstore: RunningStore) -> None:
     call = await _connect(kvstore)
     await kvstore.stub.Reserve(
-        kvstore_pb2.ReserveRequest(owner_epoch=5, hashes=CHAIN, ttl_ms=20), timeout=10
+        kvstore_pb2.ReserveRequest(incarnation=5, hashes=CHAIN, ttl_ms=20), timeout=10
     )
     await kvstore.until(lambda: kvstore.slots() == (5, 0, 0, 3))
     call.cancel()
