@@ -4,9 +4,8 @@
 //
 // Exit codes: 0 after Shutdown, 1 after a failure that was reported, 2 for bad arguments.
 
-#include <poll.h>
 #include <signal.h>
-#include <sys/syscall.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <charconv>
@@ -14,7 +13,6 @@
 #include <map>
 #include <string>
 #include <string_view>
-#include <thread>
 
 #include "crossdock/engine/engine.h"
 #include "log.h"
@@ -57,18 +55,10 @@ bool parse_arguments(int argc, char** argv, Arguments& arguments) {
          arguments.to_front_fd >= 0 && arguments.front_pid > 0 && !arguments.config.empty();
 }
 
-// The engine is of no use without its front, and its memory must not outlive it: this thread ends
-// the process the moment the front's does, whatever the loop is doing.
+// The engine is of no use without its front, and its memory must not outlive it: the kernel kills
+// it with the front, whatever the loop is doing and even where the engine is stopped.
 bool die_with_front(int front_pid) {
-  const int front = static_cast<int>(syscall(SYS_pidfd_open, front_pid, 0));
-  if (front < 0 || getppid() != front_pid) return false;
-  std::thread([front] {
-    pollfd wait{.fd = front, .events = POLLIN};
-    while (poll(&wait, 1, -1) < 0) {
-    }
-    _exit(1);
-  }).detach();
-  return true;
+  return prctl(PR_SET_PDEATHSIG, SIGKILL) == 0 && getppid() == front_pid;
 }
 
 int report_failure(EngineLink& link, const Status& status) {
