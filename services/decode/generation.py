@@ -17,19 +17,13 @@ from services.decode.source_client import Source, Sources
 
 @dataclass
 class Chunk:
-    """Tokens that were ready together. The last chunk of a request has a finish."""
+    """Tokens that were ready together, and how their sequence began. The last chunk of a request
+    has a finish.
+    """
 
+    started: native.Started | None
     tokens: list[native.SequenceToken] = field(default_factory=list)
     finish: native.Finish = native.Finish.NONE
-
-
-@dataclass
-class StartFacts:
-    """How the sequence began, known before its first token."""
-
-    num_cached_tokens: int = 0
-    queue_ns: int = 0
-    prefill_ns: int = 0
 
 
 class Generation:
@@ -39,11 +33,9 @@ class Generation:
         self._front = front
         self._sources = sources
 
-    async def run(
-        self, request: Request, source: Source | None, facts: StartFacts
-    ) -> AsyncGenerator[Chunk, None]:
-        """Yields chunks until the one with the finish; fills `facts` before the first. However
-        the iteration ends, the engine holds nothing for the request any more.
+    async def run(self, request: Request, source: Source | None) -> AsyncGenerator[Chunk, None]:
+        """Yields chunks until the one with the finish. However the iteration ends, the engine holds
+        nothing for the request any more.
         """
         engine = self._front.supervisor.current()
         check_request(request, engine.ready, needs_handoff=False)
@@ -53,9 +45,9 @@ class Generation:
             command = await self._command(engine, request, source)
             sequence = engine.open(command, local=source is None)
             try:
-                chunk = Chunk()
+                chunk = Chunk(None)
                 while chunk.finish == native.Finish.NONE:
-                    chunk = _chunk_of(await sequence.take(), facts)
+                    chunk = _chunk_of(await sequence.take(), chunk.started)
                     if chunk.tokens:
                         yield chunk
             finally:
@@ -76,14 +68,12 @@ class Generation:
         )
 
 
-def _chunk_of(events: list[SequenceEvent], facts: StartFacts) -> Chunk:
-    chunk = Chunk()
+def _chunk_of(events: list[SequenceEvent], started: native.Started | None) -> Chunk:
+    chunk = Chunk(started)
     for event in events:
         match event:
             case native.Started():
-                facts.num_cached_tokens = event.num_cached_tokens
-                facts.queue_ns = event.queue_ns
-                facts.prefill_ns = event.prefill_ns
+                chunk.started = event
             case native.SequenceToken():
                 chunk.tokens.append(event)
                 chunk.finish = event.finish

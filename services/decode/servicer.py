@@ -14,7 +14,7 @@ from crossdock import _native as native
 from crossdock.api.v1 import decode_pb2, decode_pb2_grpc, kv_pb2
 from crossdock.engine.front import Front
 from crossdock.engine.translation import request_of, status_of, token_message
-from services.decode.generation import Chunk, Generation, StartFacts
+from services.decode.generation import Chunk, Generation
 from services.decode.source_client import Source
 
 NAME = decode_pb2.DESCRIPTOR.services_by_name["Decode"].full_name
@@ -37,12 +37,11 @@ class DecodeServicer(decode_pb2_grpc.DecodeServicer):
     async def Generate(
         self, request: decode_pb2.DecodeRequest, context: Any
     ) -> AsyncGenerator[decode_pb2.DecodeResponse, None]:
-        facts = StartFacts()
         wants_digests = request.return_logit_digests
-        chunks = self._generation.run(request_of(request), _source_of(request), facts)
+        chunks = self._generation.run(request_of(request), _source_of(request))
         async with aclosing(chunks):
             async for chunk in chunks:
-                yield _response_of(chunk, facts, wants_digests=wants_digests)
+                yield _response_of(chunk, wants_digests=wants_digests)
 
     async def GetStatus(
         self, request: kv_pb2.InstanceRequest, context: Any
@@ -57,17 +56,16 @@ def _source_of(request: decode_pb2.DecodeRequest) -> Source | None:
     return Source(request.source_instance_id, request.source_address, request.source_epoch)
 
 
-def _response_of(
-    chunk: Chunk, facts: StartFacts, *, wants_digests: bool
-) -> decode_pb2.DecodeResponse:
+def _response_of(chunk: Chunk, *, wants_digests: bool) -> decode_pb2.DecodeResponse:
     response = decode_pb2.DecodeResponse(
         tokens=[token_message(token, wants_digests=wants_digests) for token in chunk.tokens]
     )
     if chunk.finish != native.Finish.NONE:
         response.finish = _FINISH[native.Finish(chunk.finish)]
-        response.cached_prompt_tokens = facts.num_cached_tokens
-        response.queue_ms = facts.queue_ns / 1e6
-        response.prefill_ms = facts.prefill_ns / 1e6
+        if chunk.started is not None:
+            response.cached_prompt_tokens = chunk.started.num_cached_tokens
+            response.queue_ms = chunk.started.queue_ns / 1e6
+            response.prefill_ms = chunk.started.prefill_ns / 1e6
     return response
 
 
