@@ -28,7 +28,8 @@ class ServiceProcess:
         self.log = directory / f"{spec.instance_id}.log"
         self.started_s = time.monotonic()
         self._printed = directory / f"{spec.instance_id}.ready"
-        command = [sys.executable, *spec.program]
+        # -P: the folder that the user is in has no say in what is imported.
+        command = [sys.executable, "-P", *spec.program]
         with self._printed.open("wb") as printed, self.log.open("wb") as log:
             self._child = subprocess.Popen(
                 command,

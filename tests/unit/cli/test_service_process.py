@@ -90,3 +90,17 @@ def test_half_a_line_is_not_ready(start: Start, tmp_path: Path) -> None:
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
     assert process.read_ready() is None
+
+
+def test_the_folder_that_one_is_in_shadows_no_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`services` is no rare name for a folder."""
+    (tmp_path / "json.py").write_text("raise SystemExit(3)")
+    (tmp_path / "services").mkdir()
+    (tmp_path / "services" / "__init__.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    spec = ServiceSpec("kvstore", "kvstore", ("-m", "services.kvstore", "--help"))
+    process = ServiceProcess(spec, tmp_path)
+    assert process.wait(WAIT_S)
+    assert process.exit_code == 0
