@@ -78,16 +78,25 @@ def _rules(scenario: Scenario, word: str) -> set[str]:
     return {breach.rule for breach in Simulation(scenario).run().breaches if word in breach.text}
 
 
-def test_a_store_that_frees_what_a_lost_writer_may_still_write_is_found_out(
-    monkeypatch: pytest.MonkeyPatch,
+def _free_with_the_pair(tier: Tier, owner_epoch: int) -> None:
+    tier._require_index().owner_gone(owner_epoch)
+
+
+def _free_what_ran_out(tier: Tier, now_ms: int) -> int | None:
+    statistics = tier.statistics()
+    if statistics is not None and statistics.num_writing:
+        for owner_epoch in tier._owners:
+            tier._require_index().owner_gone(owner_epoch)
+    return now_ms + 2 if statistics is not None else None
+
+
+@pytest.mark.parametrize(
+    ("name", "mutant"), [("part", _free_with_the_pair), ("expire", _free_what_ran_out)]
+)
+def test_a_store_that_frees_what_may_still_be_written_is_found_out(
+    name: str, mutant: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    part = Tier.part
-
-    def free_at_once(tier: Tier, owner_epoch: int) -> None:
-        part(tier, owner_epoch)
-        tier.prove_silent(owner_epoch)
-
-    monkeypatch.setattr(Tier, "part", free_at_once)
+    monkeypatch.setattr(Tier, name, mutant)
     rule = checkers.no_block_reused_while_an_operation_may_touch_it.__name__
     for seed in range(_SEEDS):
         resets = [_fault(n + 0.02 * seed, "reset") for n in range(8)]
