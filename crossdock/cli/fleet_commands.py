@@ -54,7 +54,7 @@ def up(
     threads: Annotated[
         int | None, typer.Option(min=1, help="Per engine; without it, the cores shared out.")
     ] = None,
-    kv_memory: Annotated[str, typer.Option(help="Per engine, like 512MiB.")] = "",
+    kv_memory: Annotated[str | None, typer.Option(help="Per engine, like 512MiB.")] = None,
     chunked_prefill: Annotated[
         bool, typer.Option(help="Cut long prompts, so that other requests go on meanwhile.")
     ] = True,
@@ -80,10 +80,10 @@ def up(
         num_decode=decode,
         kvstore=kvstore,
         weight_dtype=weight_dtype,
-        kv_dtype=kv_dtype or "",
-        decode_kv_dtype=decode_kv_dtype or "",
-        mla_prefill=mla_prefill or "",
-        transport=transport or "",
+        kv_dtype=kv_dtype,
+        decode_kv_dtype=decode_kv_dtype,
+        mla_prefill=mla_prefill,
+        transport=transport,
         num_threads=threads,
         kv_memory=kv_memory,
         chunked_prefill=chunked_prefill,
@@ -91,7 +91,7 @@ def up(
         host=host,
         port=port,
         http_port=http_port,
-        log_level=log_level or "",
+        log_level=log_level,
     )
     fleet = Fleet(options, fleet_record.run_directory(name), name=name)
     _start(fleet)

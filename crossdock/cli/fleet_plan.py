@@ -14,25 +14,25 @@ Role = Literal["router", "prefill", "decode", "kvstore"]
 
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
-    """What the user asked for. Empty and None leave a choice to the service."""
+    """What the user asked for. None leaves a choice to the service."""
 
     model_directory: Path
     num_prefill: int = 1
     num_decode: int = 1
     kvstore: bool = True
     weight_dtype: WeightDtype = "auto"
-    kv_dtype: str = ""
-    decode_kv_dtype: str = ""  # Where it differs.
-    mla_prefill: str = ""
-    transport: str = ""
+    kv_dtype: str | None = None
+    decode_kv_dtype: str | None = None  # Where it differs.
+    mla_prefill: str | None = None
+    transport: str | None = None
     num_threads: int | None = None  # Per engine; None: the cores, shared out.
-    kv_memory: str = ""  # Per engine, like "512MiB".
+    kv_memory: str | None = None  # Per engine, like "512MiB".
     chunked_prefill: bool = True
     step_ms_max: int | None = None  # 0: no bound.
     host: str = "127.0.0.1"
     port: int = 0  # Of the router's gRPC server; 0: a free one.
     http_port: int = 0
-    log_level: str = ""
+    log_level: str | None = None
     # More arguments for every service of a role.
     arguments: Mapping[Role, Sequence[str]] = field(default_factory=dict)
 
@@ -73,14 +73,14 @@ def worker_specs(
         *_given("--mla-prefill", options.mla_prefill),
         *_given("--kv-memory", options.kv_memory),
         *([] if options.chunked_prefill else ["--no-chunked-prefill"]),
-        *_given("--step-ms-max", "" if options.step_ms_max is None else str(options.step_ms_max)),
+        *_given("--step-ms-max", options.step_ms_max),
         *_given("--transport", options.transport),
         *_bind_interface(options),
     ]
     prefill = [
         *engine,
         *_given("--kv-dtype", options.kv_dtype),
-        *_given("--kvstore", kvstore_address or ""),
+        *_given("--kvstore", kvstore_address),
     ]
     decode = [*engine, *_given("--kv-dtype", options.decode_kv_dtype or options.kv_dtype)]
     return [
@@ -108,8 +108,8 @@ def _bind_interface(options: FleetOptions) -> list[str]:
     return ["--bind-interface", "lo"] if loopback else []
 
 
-def _given(flag: str, value: str) -> list[str]:
-    return [flag, value] if value else []
+def _given(flag: str, value: str | int | None) -> list[str]:
+    return [] if value is None else [flag, str(value)]
 
 
 def _spec(
