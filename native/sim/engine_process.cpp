@@ -104,7 +104,8 @@ void EngineProcess::sleep_until(uint64_t ns, bool wakes_early) {
 }
 
 void EngineProcess::submit(Operation operation) {
-  if (operations_left_ > 0 && --operations_left_ == 0) throw Fiber::Cancelled{};
+  uint32_t& left = ground_.node->prepared.operations_to_live;
+  if (left > 0 && --left == 0) throw Fiber::Cancelled{};
   ground_.network->submit(*ground_.node, std::move(operation));
 }
 

@@ -76,7 +76,7 @@ class EngineProcess {
   // Runs until it sleeps, computes or ends. Returns whether its front has something new to read.
   bool take_turn();
   void kill();
-  void kill_at_operation(uint32_t count) { operations_left_ = count; }
+  void kill_at_operation(uint32_t count) { node().prepared.operations_to_live = count; }
   Inspection inspect() const;
   std::optional<BlockUse> use(uint64_t offset) const;
   void check() const;
@@ -98,7 +98,6 @@ class EngineProcess {
   uint64_t wake_ns_ = 0;
   bool wakes_early_ = false;  // by events and commands, not by time alone
   bool link_ready_ = false;
-  uint32_t operations_left_ = 0;  // 0: it is not to be killed by their count
   std::optional<int> exit_code_;
   Inspection last_;
 };

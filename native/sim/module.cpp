@@ -239,13 +239,13 @@ void bind_network(nb::class_<World>& world) {
       .def(
           "fail_posts",
           [](World& self, EngineId engine, uint64_t count) {
-            node(self, engine).posts_to_fail += count;
+            node(self, engine).prepared.posts_to_fail += count;
           },
           "engine"_a, "count"_a)
       .def(
           "lose_completion",
           [](World& self, EngineId engine, uint64_t count) {
-            node(self, engine).completions_to_lose += count;
+            node(self, engine).prepared.completions_to_lose += count;
           },
           "engine"_a, "count"_a = 1)
       .def(
@@ -256,7 +256,8 @@ void bind_network(nb::class_<World>& world) {
               throw std::invalid_argument("unknown tampering or message, or a count of 0");
             }
           },
-          "source"_a, "how"_a, nb::kw_only(), "message"_a = "any", "count"_a = 1);
+          "source"_a, "how"_a, nb::kw_only(), "message"_a = "any", "count"_a = 1)
+      .def("disarm", [](World& self) { self.network().disarm(); });
 }
 
 void bind_outcome(nb::class_<World>& world) {

@@ -354,6 +354,12 @@ void Network::break_pairs(const Node& a, const Node& b) {
   });
 }
 
+void Network::disarm() {
+  for (const auto& node : nodes_) node->prepared = {};
+  tamperings = {};
+  conditions.lost_completions = 0;
+}
+
 void Network::set_path(const Node& source, const Node& target, const PathConditions& conditions) {
   paths_[{source.id, target.id}] = conditions;
 }

@@ -74,6 +74,9 @@ class Network {
   void set_path(const Node& source, const Node& target, const PathConditions& conditions);
   PathConditions path(const Node& source, const Node& target) const;
 
+  // What was prepared and has not happened never will, and no more completions are lost.
+  void disarm();
+
   uint64_t num_operations(const Node& node) const;
 
   NetworkConditions conditions;

@@ -62,8 +62,8 @@ void Network::post_spans(Node& node, Piece::Kind kind, const WriteSpans& write) 
     }
     return fail(node, write.operation, Status(StatusCode::kInvalidArgument, "outside a segment"));
   }
-  if (node.posts_to_fail > 0) {
-    --node.posts_to_fail;
+  if (node.prepared.posts_to_fail > 0) {
+    --node.prepared.posts_to_fail;
     ++timeline_.statistics.posts_failed;
     timeline_.note("post_failed", node.id, write.operation);
     return fail(node, write.operation, Status(StatusCode::kUnavailable, "could not be posted"));
@@ -121,8 +121,8 @@ void Network::post(const End& end, OperationId operation,
   pending.posted_ns = timeline_.now_ns();
   timeline_.note("post", side.node->id, operation, pieces.size());
   if (pieces.empty()) return complete(end, operation, Status());
-  const bool lost = side.node->completions_to_lose > 0;
-  if (lost) --side.node->completions_to_lose;
+  const bool lost = side.node->prepared.completions_to_lose > 0;
+  if (lost) --side.node->prepared.completions_to_lose;
   if (lost || timeline_.random.chance(conditions.lost_completions)) {
     pending.completion_lost = true;
     ++timeline_.statistics.completions_lost;

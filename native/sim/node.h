@@ -15,6 +15,13 @@ namespace crossdock::sim {
 
 using EngineId = uint32_t;
 
+// What is to go wrong next.
+struct PreparedFaults {
+  uint64_t posts_to_fail = 0;
+  uint64_t completions_to_lose = 0;
+  uint32_t operations_to_live = 0;  // 0: it is not to die by their count
+};
+
 struct Node {
   EngineId id = 0;
   std::string host;
@@ -29,8 +36,7 @@ struct Node {
   // What its transfer thread will do once it is continued.
   std::deque<std::function<void()>> deferred;
 
-  uint64_t posts_to_fail = 0;
-  uint64_t completions_to_lose = 0;
+  PreparedFaults prepared;
 
   uint64_t epoch() const { return descriptor.epoch; }
   bool running() const { return alive && !stopped; }

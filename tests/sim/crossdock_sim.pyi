@@ -194,6 +194,10 @@ class World:
         sent, made without the pair's key, each behind a message of its own about the same
         handoff."""
 
+    def disarm(self) -> None:
+        """What was prepared and has not happened never will: kills at an operation, posts to fail,
+        completions to lose, messages to tamper with. No completion is lost by chance any more."""
+
     # ---- what checkers ask -----------------------------------------------------------------------
     def violations(self) -> list[Violation]:
         """Since the beginning, oldest first."""

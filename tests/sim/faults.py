@@ -47,6 +47,7 @@ class Faults:
     def undo_all(self) -> None:
         """From here on the fleet is left alone, and what is dead is started again."""
         self._over = True
+        self._ground.engines.world.disarm()
         undoing, self._undoing = self._undoing, []
         for undo in undoing:
             undo()

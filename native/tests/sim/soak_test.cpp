@@ -108,8 +108,8 @@ class Soak {
       case 7:
         if (together) world.network().break_pairs(node(one), node(other));
         return;
-      case 8: node(one).posts_to_fail += 1; return;
-      case 9: node(one).completions_to_lose += 1; return;
+      case 8: node(one).prepared.posts_to_fail += 1; return;
+      case 9: node(one).prepared.completions_to_lose += 1; return;
       case 10:
         return world.at(one.engine).kill_at_operation(static_cast<uint32_t>(random_.between(1, 8)));
       case 11:
@@ -204,11 +204,8 @@ class Soak {
   void settle() {
     World& world = fleet_.world;
     heal();
-    for (Front* front : fronts_) {
-      world.resume(front->engine);
-      world.at(front->engine).kill_at_operation(0);
-    }
-    world.network().conditions.lost_completions = 0;
+    for (Front* front : fronts_) world.resume(front->engine);
+    world.network().disarm();
     fleet_.run_for(30'000 * kMs);
     for (auto& [id, handoff] : handoffs_) {
       for (Front* front : {handoff.prefill, handoff.decode}) {

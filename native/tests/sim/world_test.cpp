@@ -1,6 +1,7 @@
 #include "world.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "fleet.h"
 
@@ -137,6 +138,35 @@ TEST_P(WorldTest, AStoppedSenderWritesNothingWrongWhenItGoesOn) {
     expect_innocent();
   }
   EXPECT_GT(num_quarantined, 0u);
+}
+
+TEST_P(WorldTest, WhatIsPreparedHappensUnlessItIsDisarmed) {
+  using Prepare = void (*)(EngineProcess&, Network&);
+  const Prepare faults[] = {
+      [](EngineProcess& engine, Network&) { engine.node().prepared.posts_to_fail = 1; },
+      [](EngineProcess& engine, Network&) { engine.node().prepared.completions_to_lose = 1; },
+      [](EngineProcess& engine, Network&) { engine.kill_at_operation(1); },
+      [](EngineProcess& engine, Network& network) {
+        network.tamperings.add(engine.node().id, "duplicate", "any", 1);
+      },
+      [](EngineProcess&, Network& network) { network.conditions.lost_completions = 1; }};
+  for (size_t i = 0; i < 2 * std::size(faults); ++i) {
+    const bool disarmed = i % 2 == 0;
+    start(1);
+    EngineProcess& sender = world().at(prefill_->engine);
+    faults[i / 2](sender, world().network());
+    if (disarmed) world().network().disarm();
+    fleet_->start_handoff(*prefill_, *decode_, 1, prompt(90, 1), 1);
+    fleet_->run_for(10'000 * kMs);
+    const Statistics& statistics = world().timeline().statistics;
+    const bool happened = sender.exit_code().has_value() || statistics.posts_failed > 0 ||
+                          statistics.completions_lost > 0 || statistics.messages_tampered > 0;
+    EXPECT_EQ(happened, !disarmed) << i / 2;
+    if (disarmed) {
+      EXPECT_EQ(decode_->outcomes[1].finish, link::Finish::kLength) << i / 2;
+    }
+    expect_innocent();
+  }
 }
 
 // ---- the alarm works
