@@ -229,6 +229,15 @@ TEST(Receiver, CommitWithoutAGrantIsRefused) {
   EXPECT_EQ(r.receiver(), ReceiverState::kReserving);
 }
 
+// Or a P that has forgotten the id would wait for an answer that never comes.
+TEST(Receiver, OpenOfAnEndedHandoffIsRefused) {
+  Table d = committed();
+  d.on(event::End{kId, Status()});
+  EXPECT_EQ(d.arrive(Open{kKey, kPromptTokens}), "send-refuse");
+  EXPECT_EQ(d.sent<Refuse>().reason, StatusCode::kAborted);
+  EXPECT_EQ(d.receiver(), ReceiverState::kEnded);
+}
+
 TEST(Receiver, DuplicateCommitIsAcknowledgedWithoutASecondActivation) {
   Table d = committed();
   EXPECT_EQ(d.arrive(whole_commit()), "send-ack");

@@ -20,7 +20,7 @@ constexpr Faults kEveryFault{1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
 const Plan kPlans[] = {
     {"no faults", {}},
     {"callers and routers leave", {.router_deaths = 1, .cancels = 1, .ends = 1}},
-    {"messages repeat and overtake", {.duplicates = 1, .cancels = 1, .ends = 1}, 1, 1, true},
+    {"messages repeat and overtake", {.duplicates = 2, .cancels = 1, .ends = 1}, 1, 1, true},
     {"completions are lost", {.ends = 1, .lost_completions = 1, .ticks = 1}},
     {"messages are lost", {.drops = 2, .router_deaths = 1, .cancels = 1, .ends = 1, .ticks = 1}},
     {"messages are forged", {.forgeries = 2}},

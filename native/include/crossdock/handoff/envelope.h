@@ -15,8 +15,8 @@
 // (aborted); D will not take it (refuse, revoke, nack) or has taken it (ack). An open asks for what
 // is reserved once, and a grant is acted upon once, by a sender that waits for it. So a repeated
 // message is answered or ignored, and the model check repeats, reorders and loses every one of
-// them. What it leaves to such an attacker is delay, which has a bound, and the end of the pair,
-// which is safe and which cutting the connection brings as well.
+// them. Such an attacker can slow handoffs down or have them tried again, which is safe, bounded in
+// time, and no more than cutting the connection does.
 #pragma once
 
 #include <array>
