@@ -42,7 +42,7 @@ _STORE_FAULTS: Final = (
 )
 _STORE_USER_FAULTS: Final = (
     *("slow-path", "kill-on-slow-paths", "kill-front", "stop-engine", "stop-both"),
-    *("fail-posts", "lose-completions"),
+    *("fail-posts", "lose-completions", "kill-engine", "terminate"),
 )
 _TAMPERINGS: Final = (
     *("drop", "duplicate", "truncate", "forge", "delay", "incarnation", "attempt", "replay"),
@@ -173,7 +173,7 @@ def with_store(scenario: Scenario, random: Random) -> Scenario:
     )
     faults: list[Fault] = []
     if scenario.faults:
-        kinds = random.sample(_STORE_FAULTS + _STORE_USER_FAULTS, random.randint(1, 4))
+        kinds = random.sample(_STORE_FAULTS + _STORE_USER_FAULTS, random.randint(1, 6))
         until_s = max(ask.at_s for ask in scenario.asks) + 1
         faults = [
             Fault(
@@ -194,8 +194,20 @@ def with_store(scenario: Scenario, random: Random) -> Scenario:
         else instance
         for instance in scenario.instances
     )
+    asks = _asked_again(random, scenario)
     both = sorted((*scenario.faults, *faults), key=lambda fault: fault.at_s)
-    return replace(scenario, store=store, instances=instances, faults=tuple(both))
+    return replace(scenario, store=store, instances=instances, asks=asks, faults=tuple(both))
+
+
+def _asked_again(random: Random, scenario: Scenario) -> tuple[Ask, ...]:
+    """Some prompts more often, so that what one instance stored is asked of another."""
+    room_tokens = min(instance.num_blocks for instance in scenario.instances) * BLOCK_TOKENS
+    asks = list(scenario.asks)
+    for index in range(1, len(asks)):
+        prompt = random.choice(asks[:index]).prompt
+        if random.random() < 0.4 and len(prompt) + asks[index].max_tokens <= room_tokens:
+            asks[index] = replace(asks[index], prompt=prompt)
+    return tuple(asks)
 
 
 def _instances(random: Random) -> tuple[Instance, ...]:
