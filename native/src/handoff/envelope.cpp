@@ -37,7 +37,10 @@ std::vector<std::byte> seal(std::vector<std::byte> message, const PairKey& key,
 
 std::optional<std::span<const std::byte>> unseal(std::span<const std::byte> sealed,
                                                  const PairKey& key, uint64_t sender_epoch) {
-  if (sealed.size() < kSealBytes) return std::nullopt;
+  // What is longer than any message is not hashed for whoever made it.
+  if (sealed.size() < kSealBytes || sealed.size() > kHandoffMessageBytesMax + kSealBytes) {
+    return std::nullopt;
+  }
   const auto message = sealed.first(sealed.size() - kSealBytes);
   const Mac expected = mac_of(message, key, sender_epoch);
   if (sodium_memcmp(expected.data(), sealed.last(kSealBytes).data(), kSealBytes) != 0) {

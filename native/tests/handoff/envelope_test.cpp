@@ -101,6 +101,15 @@ TEST(Envelope, OnlyTheSenderUnderThePairsKeyCanSeal) {
   }
 }
 
+TEST(Envelope, TheLongestMessageIsLetInAndNothingLonger) {
+  const GrantBlocks longest{kKey, 0, std::vector<BlockId>(kHandoffBlocksMax)};
+  EXPECT_EQ(outcome(seal(encode(longest), pair_key(), kSender)), "arrived");
+  std::vector<std::byte> bytes(kHandoffMessageBytesMax);
+  EXPECT_EQ(outcome(seal(bytes, pair_key(), kSender)), "malformed");
+  bytes.push_back(std::byte{0});
+  EXPECT_EQ(outcome(seal(bytes, pair_key(), kSender)), "forged");
+}
+
 // A peer that seals what cannot be read is broken, which nobody else can bring about.
 TEST(Envelope, WhatThePeerSealsMustParse) {
   auto newer = encode(Ack{kKey});
