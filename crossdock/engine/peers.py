@@ -6,7 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from crossdock import _native as native
@@ -44,7 +44,7 @@ class PairTerms:
     """What both sides of a pair agree on when it is made."""
 
     incarnation: int
-    mac_key: bytes
+    mac_key: bytes = field(repr=False)  # no log has it
 
 
 class Pair:

@@ -37,6 +37,10 @@ class Book:
         return sum(isinstance(command, kind) for command in self.sent)
 
 
+def test_the_key_of_a_pair_is_in_no_text() -> None:
+    assert "kk" not in repr(TERMS)
+
+
 @pytest.fixture
 async def book() -> Book:
     return Book()
