@@ -107,7 +107,7 @@ roce-test: build ## Real RoCEv2 (Soft-RoCE) in an emulated guest: doctor, transf
 # Python is not built with the sanitizer, so that whoever loads a module that is has to begin with
 # its libraries. Leaks are looked for in the C++ tests alone: Python has its own.
 .PHONY: test-asan
-test-asan: build ## C++ tests and simulation seeds under the address and undefined behaviour sanitizers
+test-asan: build ## C++ tests and simulation seeds under address and undefined behaviour sanitizers
 	cmake -S . -B build/asan -G Ninja -DCROSSDOCK_TESTS=ON -DCROSSDOCK_BINDINGS=ON \
 	  -DCROSSDOCK_SANITIZE=address,undefined -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
 	cmake --build build/asan
