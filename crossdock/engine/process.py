@@ -15,8 +15,10 @@ from pathlib import Path
 import structlog
 
 from crossdock import _native as native
+from crossdock.engine.formats import KvDtype, MlaPrefill
 from crossdock.engine.link import Link, Process
 from crossdock.errors import Code, CrossdockError, Reason
+from crossdock.fabric.choice import Transport
 
 _log = structlog.get_logger("crossdock.engine")
 
@@ -27,15 +29,17 @@ _LAST_WORDS_CHARACTERS_MAX = 400
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """What the engine is started with; its command line carries it as JSON."""
+    """What the engine is started with; its command line carries it as JSON. The defaults are those
+    of the services' settings, too.
+    """
 
     model_directory: str
     instance_id: str
     weight_dtype: str = "auto"
     weight_cache_directory: str = ""
-    kv_dtype: str = "f32"
+    kv_dtype: KvDtype = "f32"
     tensor_parallel_size: int = 1
-    mla_prefill: str = "absorbed"
+    mla_prefill: MlaPrefill = "absorbed"
     num_threads: int = 1
     pin_threads: bool = True
     kernels: str = "auto"
@@ -44,7 +48,7 @@ class EngineConfig:
     chunked_prefill: bool = True
     step_ms_max: int = 250
     num_sequences_max: int = 256
-    transport: str = "auto"
+    transport: Transport = "auto"
     bind_interface: str = ""
     rdma_device: str = ""
     gid_index: str = "auto"

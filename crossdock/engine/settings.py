@@ -28,14 +28,14 @@ class EngineSettings(TransferSettings):
     kv_dtype: Annotated[
         KvDtype,
         Field(description="Of the KV cache; fp8_ds_mla is for DeepSeek's latent attention."),
-    ] = "f32"
+    ] = EngineConfig.kv_dtype
     tensor_parallel_size: Annotated[
         int, Field(ge=1, le=1, description="Ranks of a model; an engine computes all of it.")
     ] = 1
     mla_prefill: Annotated[
         MlaPrefill,
         Field(description="How prompts attend in latent attention; alike in all instances."),
-    ] = "absorbed"
+    ] = EngineConfig.mla_prefill
     threads: Annotated[int, Field(ge=0, le=1_024, description="0: one for every usable core.")] = 0
     pin_threads: Annotated[
         bool, Field(description="Keep threads on their cores where there is one for each.")
@@ -43,17 +43,17 @@ class EngineSettings(TransferSettings):
     kernels: Literal["auto", "avx512", "avx2", "scalar"] = "auto"
     kv_memory: Annotated[
         ByteSize, Field(gt=0, description="Bytes of KV memory, such as 512MiB.")
-    ] = ByteSize(512 << 20)
+    ] = ByteSize(EngineConfig.kv_memory_bytes)
     token_budget: Annotated[int, Field(ge=32, description="Tokens computed a step at most.")] = (
-        2_048
+        EngineConfig.token_budget
     )
     chunked_prefill: Annotated[
         bool, Field(description="Cut prompts into chunks, so that others go on between them.")
     ] = True
     step_ms_max: Annotated[
         int, Field(ge=0, le=3_600_000, description="Chunks keep a step within it; 0: no bound.")
-    ] = 250
-    num_sequences_max: Annotated[int, Field(ge=1, le=65_536)] = 256
+    ] = EngineConfig.step_ms_max
+    num_sequences_max: Annotated[int, Field(ge=1, le=65_536)] = EngineConfig.num_sequences_max
     verify_handoff: Annotated[
         bool, Field(description="Check a checksum over the blocks of every handoff.")
     ] = False
