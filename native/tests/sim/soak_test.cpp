@@ -118,7 +118,8 @@ class Soak {
             one.engine,
             pick({"drop", "duplicate", "truncate", "forge", "delay", "incarnation", "attempt",
                   "replay"}),
-            pick({"any", "open", "grant", "commit", "ack", "aborted", "revoke"}), 1);
+            pick({"any", "open", "grant", "refuse", "revoke", "commit", "ack", "nack", "aborted"}),
+            1);
         return;
       case 13:
       case 14: return cancel();
