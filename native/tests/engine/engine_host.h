@@ -34,33 +34,43 @@ struct Outcome {
   bool over() const { return finish != link::Finish::kNone || ended || handed_off; }
 };
 
+struct HostOptions {
+  DType kv_dtype = DType::kF32;
+  MlaPrefill mla_prefill = MlaPrefill::kAbsorbed;
+  // Puts something between the engine and its transport.
+  std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)> wrap;
+};
+
 class EngineHost {
  public:
   EngineHost(LoopbackHub& hub, const std::string& model, uint64_t epoch, uint32_t num_blocks,
-             DType kv_dtype = DType::kF32, MlaPrefill mla_prefill = MlaPrefill::kAbsorbed)
+             const HostOptions& options = {})
       : epoch_(epoch) {
     auto front = FrontLink::create(1 << 20);
     front_ = std::make_unique<FrontLink>(std::move(front).value());
     auto link =
         EngineLink::attach(front_->memory_fd(), front_->to_engine_fd(), front_->to_front_fd());
     link_ = std::make_unique<EngineLink>(std::move(link).value());
-    auto executor = load_cpu_executor(
-        {.model_directory = model, .kv_dtype = kv_dtype, .mla_prefill = mla_prefill});
+    auto executor = load_cpu_executor({.model_directory = model,
+                                       .kv_dtype = options.kv_dtype,
+                                       .mla_prefill = options.mla_prefill});
     EXPECT_TRUE(executor.ok()) << executor.status().to_string();
     const KvLayout& layout = executor.value()->layout();
     const uint64_t bytes = num_blocks * layout.stride_bytes();
     auto transport = hub.create_transport({.segment_bytes = bytes + Staging::bytes(layout)}, epoch);
     EXPECT_TRUE(transport.ok()) << transport.status().to_string();
+    auto wired = std::move(transport).value();
+    if (options.wrap) wired = options.wrap(std::move(wired));
     EngineConfig config{.instance_id = "engine-" + std::to_string(epoch),
                         .model_directory = model,
-                        .mla_prefill = mla_prefill,
+                        .mla_prefill = options.mla_prefill,
                         .kv_memory_bytes = bytes,
                         .token_budget = 64,
                         .verify_handoff = true};
     auto clock = create_system_clock();
-    engine_ = std::make_unique<Engine>(
-        config, *link_, std::move(executor).value(),
-        std::make_unique<TransferThread>(std::move(transport).value()), std::move(clock).value());
+    engine_ = std::make_unique<Engine>(config, *link_, std::move(executor).value(),
+                                       std::make_unique<TransferThread>(std::move(wired)),
+                                       std::move(clock).value());
     thread_ = std::thread([this] { status_ = engine_->run(); });
     wait([this] { return ready_.num_blocks != 0; });
   }

@@ -65,8 +65,8 @@ TEST_P(KvDtypes, AHandoffGivesWhatConvertedBlocksGive) {
   TemporaryDirectory directory;
   TinyDecoder::random(tiny_config(architecture), "F32", 1).write(directory.path());
   LoopbackHub hub;
-  EngineHost prefill(hub, directory.path(), 101, kNumBlocks, from);
-  EngineHost decode(hub, directory.path(), 202, kNumBlocks, to);
+  EngineHost prefill(hub, directory.path(), 101, kNumBlocks, {.kv_dtype = from});
+  EngineHost decode(hub, directory.path(), 202, kNumBlocks, {.kv_dtype = to});
   connect(prefill, decode, 1, 77);
 
   // Together they need more blocks than staging has; the second round meets a warm prefill.

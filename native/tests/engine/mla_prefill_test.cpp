@@ -15,7 +15,7 @@ class MlaPrefillTest : public ::testing::Test {
 
   std::unique_ptr<EngineHost> make(MlaPrefill form, uint32_t num_blocks = kNumBlocks) {
     return std::make_unique<EngineHost>(hub_, directory_.path(), next_epoch_++, num_blocks,
-                                        DType::kBf16, form);
+                                        HostOptions{.kv_dtype = DType::kBf16, .mla_prefill = form});
   }
   std::unique_ptr<EngineHost> make() { return make(MlaPrefill::kExpanded); }
 
