@@ -29,6 +29,7 @@ def open_channel(address: str) -> grpc.aio.Channel:
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.keepalive_time_ms", limits.KEEPALIVE_TIME_MS),
             ("grpc.keepalive_timeout_ms", limits.KEEPALIVE_TIMEOUT_MS),
+            ("grpc.http2.ping_timeout_ms", limits.PING_TIMEOUT_MS),
             ("grpc.keepalive_permit_without_calls", 0),
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.initial_reconnect_backoff_ms", limits.RECONNECT_BACKOFF_MIN_MS),

@@ -16,6 +16,9 @@ PENDING_CALLS_MAX: Final = 65_536
 # so an idle fleet sends none.
 KEEPALIVE_TIME_MS: Final = 10_000
 KEEPALIVE_TIMEOUT_MS: Final = 5_000
+# A ping that gRPC sent for its own ends, as it does with every burst of data, keeps those of the
+# keepalive back until it is answered: its bound, a minute by default, is the one that holds then.
+PING_TIMEOUT_MS: Final = KEEPALIVE_TIME_MS + KEEPALIVE_TIMEOUT_MS
 
 # A worker that restarts is back within a second or two; the default backoff grows to two minutes.
 RECONNECT_BACKOFF_MIN_MS: Final = 50

@@ -50,6 +50,7 @@ class RpcServer:
                 ("grpc.so_reuseport", 0),
                 ("grpc.keepalive_time_ms", limits.KEEPALIVE_TIME_MS),
                 ("grpc.keepalive_timeout_ms", limits.KEEPALIVE_TIMEOUT_MS),
+                ("grpc.http2.ping_timeout_ms", limits.PING_TIMEOUT_MS),
                 ("grpc.keepalive_permit_without_calls", 0),
                 ("grpc.http2.min_ping_interval_without_data_ms", limits.KEEPALIVE_TIME_MS // 2),
                 ("grpc.http2.max_ping_strikes", 0),

@@ -5,6 +5,7 @@ fleets that idle: nothing leaks. tests/faults has the rest.
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 import time
@@ -132,6 +133,48 @@ def test_an_engine_ends_with_its_front(
         await_state(engine_pid, "T")
     os.kill(front_of("prefill")(fleet), signal.SIGKILL)
     await_state(engine_pid, "Z")
+
+
+# gRPC notices within 15 s, where its own bound for a ping is a minute; the rest is for the replay.
+STOPPED_FRONT_MAX_S = 45.0
+
+
+def test_a_front_that_stands_still_loses_its_requests(
+    slow_model: Path, start_fleet: StartFleet
+) -> None:
+    fleet = start_fleet(FleetOptions(slow_model, num_decode=2, kv_memory=KV_MEMORY))
+    prompts = [[token, 5, 7] for token in range(8)]
+    params = sampling(400)
+
+    async def run() -> None:
+        async with Caller(router_address(fleet)) as caller:
+            expected = await caller.generate_all(prompts, [params] * len(prompts))
+            begun = [asyncio.Event() for _ in prompts]
+
+            def begins(event: asyncio.Event, _answer: Answer) -> None:
+                event.set()
+
+            streams = [
+                asyncio.create_task(
+                    caller.generate(prompt, params, on_message=functools.partial(begins, event))
+                )
+                for prompt, event in zip(prompts, begun, strict=True)
+            ]
+            async with asyncio.timeout(60):
+                await asyncio.gather(*(event.wait() for event in begun))
+            front = front_of("decode")(fleet)
+            os.kill(front, signal.SIGSTOP)
+            try:
+                async with asyncio.timeout(STOPPED_FRONT_MAX_S):
+                    answers = await asyncio.gather(*streams)
+            finally:
+                os.kill(front, signal.SIGCONT)
+            assert [answer.same for answer in answers] == [answer.same for answer in expected]
+            finishes = [answer.finish for answer in answers]
+            assert any(finish and finish.timings.attempts > 1 for finish in finishes)
+
+    asyncio.run(run())
+    wait_until_clean(fleet)
 
 
 @pytest.mark.parametrize("role", ["router", "prefill", "decode"])
