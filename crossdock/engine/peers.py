@@ -9,10 +9,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+import structlog
+
 from crossdock import _native as native
 from crossdock.engine import limits
 from crossdock.engine.lifecycle import PAIR_TRANSITIONS, Lifecycle, PairEvent, PairState
 from crossdock.errors import Code, CrossdockError, Reason, layout_mismatch, stale_epoch, unreachable
+
+_log = structlog.get_logger("crossdock.engine.peers")
 
 MAC_KEY_BYTES: Final = 32
 # Pairs that have ended, remembered: more than there are instances to pair with.
@@ -69,6 +73,14 @@ class Pair:
         self.transport = event.transport
         self.not_shared = event.not_shared
         self.staged = event.staged
+        tell = _log.warning if self.staged else _log.info
+        tell(
+            "pair_ready",
+            peer=self.remote.instance_id,
+            transport=self.transport,
+            not_shared=self.not_shared,
+            staged=self.staged,
+        )
 
     @property
     def state(self) -> PairState:

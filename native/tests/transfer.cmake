@@ -8,6 +8,8 @@ crossdock_test(transfer_loopback_test SOURCES tests/transfer/loopback_test.cpp
 crossdock_test(transfer_liveness_test SOURCES tests/transfer/liveness_test.cpp
   LINKS crossdock_transfer)
 crossdock_test(transfer_links_test SOURCES tests/transfer/links_test.cpp LINKS crossdock_transfer)
+crossdock_test(transfer_ucx_lanes_test SOURCES tests/transfer/ucx_lanes_test.cpp
+  LINKS crossdock_transfer)
 crossdock_test(transfer_thread_test SOURCES tests/transfer/transfer_thread_test.cpp
   LINKS crossdock_transfer)
 crossdock_test(transfer_ucx_transport_test SOURCES tests/transfer/ucx_transport_test.cpp

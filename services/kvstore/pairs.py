@@ -108,7 +108,6 @@ class StorePairs(PairTable):
         if pair is not None:
             pair.travel_by(event)
             pair.advance(PairEvent.CONNECTED)
-            _log.info("pair_ready", peer=pair.remote.instance_id, transport=pair.transport)
 
     def _on_closed(self, event: native.PeerClosed) -> None:
         """Comes once more, with the proof, where the first one had none."""

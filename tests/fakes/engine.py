@@ -45,8 +45,8 @@ def ready(epoch: int, **changes: Any) -> native.Ready:
     return event(native.Ready, **(fields | changes))
 
 
-def pair_ready(peer_id: int, transport: str) -> native.PeerConnected:
-    fields = {"transport": transport, "not_shared": "", "staged": ""}
+def pair_ready(peer_id: int, transport: str, staged: str = "") -> native.PeerConnected:
+    fields = {"transport": transport, "not_shared": "", "staged": staged}
     return event(native.PeerConnected, peer_id=peer_id, **fields)
 
 

@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <set>
 #include <sstream>
 
 #include "crossdock/sys/shared_memory.h"
@@ -93,14 +94,31 @@ bool writes_by_rc(ucp_ep_h endpoint) {
   if (stream == nullptr) return false;
   ucp_ep_print_info(endpoint, stream);
   std::fclose(stream);
-  std::istringstream lines(std::string(text, length));
+  const std::string printed(text, length);
   std::free(text);
-  // A line is such as "lane[0]:  2:rc_verbs/rxe0:1.0 md[2]  -> md[2]/ib/sysdev[0]  rma#0 am".
+  return writes_by_rc(printed);
+}
+
+// "lane[1]:  2:rc_verbs/rxe0:1.0 md[2] -> md[2]/ib/sysdev[255] rma_bw#0 am am_bw#0" is a lane, and
+// "put[1]: 0..<short>..81" says that puts take it. Without any such line UCX has chosen among the
+// lanes with "rma" by other rules, or makes puts of messages over whatever lane carries those.
+bool writes_by_rc(const std::string& printed) {
+  std::set<size_t> for_puts, for_rma, by_rc;
+  std::istringstream lines(printed);
   for (std::string line; std::getline(lines, line);) {
-    const size_t device = line.find(":rc_");
-    if (device != std::string::npos && line.find(" rma", device) != std::string::npos) return true;
+    size_t index = 0;
+    const size_t lane = line.find("lane[");
+    const size_t put = line.find("put[");
+    if (put != std::string::npos && std::sscanf(line.c_str() + put, "put[%zu]", &index) == 1) {
+      for_puts.insert(index);
+    } else if (lane != std::string::npos &&
+               std::sscanf(line.c_str() + lane, "lane[%zu]", &index) == 1) {
+      if (line.find(" rma") != std::string::npos) for_rma.insert(index);
+      if (line.find(":rc_") != std::string::npos) by_rc.insert(index);
+    }
   }
-  return false;
+  const std::set<size_t>& used = for_puts.empty() ? for_rma : for_puts;
+  return !used.empty() && std::includes(by_rc.begin(), by_rc.end(), used.begin(), used.end());
 }
 
 Status status_of(ucs_status_t status, const std::string& what) {

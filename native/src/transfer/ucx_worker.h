@@ -17,8 +17,10 @@ namespace crossdock {
 // `what` failed with this status: our code for it, and UCX's words.
 Status status_of(ucs_status_t status, const std::string& what);
 
-// Whether one-sided operations of a connected endpoint go over a queue pair of rc.
+// Whether one-sided operations of a connected endpoint go over queue pairs of rc alone: no call of
+// UCX tells, only what ucp_ep_print_info prints.
 bool writes_by_rc(ucp_ep_h endpoint);
+bool writes_by_rc(const std::string& printed);
 
 using UcxOptions = std::vector<std::pair<std::string, std::string>>;
 

@@ -6,11 +6,18 @@ import asyncio
 from typing import Any
 
 import pytest
+import structlog
+from google.protobuf.json_format import MessageToDict
+from rich.console import Console
 
 from crossdock import _native as native
+from crossdock.api.v1 import kv_pb2
+from crossdock.cli.pair_table import pair_table
 from crossdock.engine.lifecycle import PairState
 from crossdock.engine.peers import PairTerms, PeerBook, Remote
+from crossdock.engine.translation import peer_status
 from crossdock.errors import CrossdockError, Reason, engine_restarted, unreachable
+from crossdock.telemetry.instance import metrics_of
 from tests.fakes.engine import pair_ready, peer_down
 
 TERMS = PairTerms(incarnation=9, mac_key=b"k" * 32)
@@ -204,6 +211,35 @@ async def test_the_engines_end_closes_all_and_lets_nobody_wait(book: Book) -> No
     assert {pair.state for pair in pairs} == {PairState.CLOSED}
     with pytest.raises(CrossdockError):
         book.peers.connect(remote(), TERMS)
+
+
+@pytest.mark.parametrize(
+    ("staged", "level"),
+    [
+        ("", "info"),
+        ("here: UCX took another transport than rc for one-sided operations", "warning"),
+    ],
+)
+async def test_how_a_pair_travels_is_said_aloud(book: Book, staged: str, level: str) -> None:
+    pair = book.peers.connect(remote(), TERMS)
+    with structlog.testing.capture_logs() as logs:
+        book.peers.on_event(pair_ready(pair.peer_id, "rc", staged))
+    told = [(log["log_level"], log["event"], log["transport"], log["staged"]) for log in logs]
+    assert told == [(level, "pair_ready", "rc", staged)]
+    status = kv_pb2.InstanceStatus(role="decode", peers=[peer_status(pair)])
+    (pairs,) = (metric for metric in metrics_of(status) if metric.name == "crossdock_pairs")
+    labels = {"state": "ready", "transport": "rc", "staged": "true" if staged else "false"}
+    assert [sample.labels for sample in pairs.samples if sample.value == 1] == [labels]
+    console = Console(width=200)
+    with console.capture() as shown:
+        fields: dict[str, Any] = MessageToDict(
+            status,
+            preserving_proto_field_name=True,
+            always_print_fields_with_no_presence=True,
+        )
+        console.print(pair_table([{"instance_id": "decode-0", "status": fields}]))
+    assert ("staged" in shown.get()) is bool(staged)
+    assert staged in shown.get()
 
 
 async def test_events_of_a_forgotten_pair_are_ignored(book: Book) -> None:
