@@ -135,16 +135,27 @@ class Engine:
         """The engine's account of itself. Callers at the same time share one query."""
         if self.down:
             raise engine_restarted("the engine is restarting; try again")
-        if self._status is None or self._status.done():
-            self._status = self._loop.create_future()
-            self.send(native.QueryStatus())
+        question = self._ask()
         try:
             async with asyncio.timeout(timeout_s):
-                return await asyncio.shield(self._status)
+                return await asyncio.shield(question)
         except TimeoutError:
             raise deadline_exceeded(
                 f"the engine did not report its status within {timeout_s:g} s"
             ) from None
+
+    def answers(self) -> bool:
+        """Whether it has reported its status since it was last asked. Asks it again, if so."""
+        if self._status is not None and not self._status.done():
+            return False
+        self._ask()
+        return True
+
+    def _ask(self) -> asyncio.Future[native.StatusReport]:
+        if self._status is None or self._status.done():
+            self._status = self._loop.create_future()
+            self.send(native.QueryStatus())
+        return self._status
 
     def progress(self) -> tuple[int, bool]:
         return self._link.progress()

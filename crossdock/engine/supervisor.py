@@ -22,7 +22,7 @@ class SupervisorTimes:
     """All in seconds. The defaults suit production; tests shorten them."""
 
     start_max_s: float = 600.0  # weights of a large model from a cold disk
-    hang_s: float = 30.0  # busy without progress for so long: dead
+    hang_s: float = 30.0  # neither progress nor an answer for so long: dead
     watch_interval_s: float = 5.0
     backoff_min_s: float = 0.1
     backoff_max_s: float = 30.0
@@ -128,19 +128,21 @@ class EngineSupervisor:
                     _log.error("engine_start_failed", error=str(error), next_try_s=backoff_s)
 
     async def _watch(self, engine: Engine) -> None:
-        """Returns once the engine is down; kills one that hangs."""
-        clock = asyncio.get_running_loop().time
-        last, changed_at = engine.progress(), clock()
+        """Returns once the engine is down; kills one that hangs: it neither computes nor answers."""
+        last, silent_s = engine.progress(), 0.0
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._times.watch_interval_s):
                     await engine.wait_down()
                     return
             now = engine.progress()
-            if now != last or not now[1]:
-                last, changed_at = now, clock()
-            elif clock() - changed_at >= self._times.hang_s:
-                _log.error("engine_hangs", pid=engine.pid, seconds=clock() - changed_at)
+            if engine.answers() or now != last:
+                last, silent_s = now, 0.0
+                continue
+            # Not by the clock: while this process was stopped, nobody could have heard the engine.
+            silent_s += self._times.watch_interval_s
+            if silent_s >= self._times.hang_s:
+                _log.error("engine_hangs", pid=engine.pid, seconds=silent_s)
                 engine.kill()
                 await engine.wait_down()
                 return

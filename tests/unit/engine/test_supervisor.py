@@ -67,11 +67,27 @@ async def test_between_two_engines_requests_are_told_to_retry() -> None:
     await watched.supervisor.stop()
 
 
-async def test_a_hanging_engine_is_killed_and_replaced() -> None:
+@pytest.mark.parametrize("in_step", [True, False])
+async def test_a_hanging_engine_is_killed_and_replaced(in_step: bool) -> None:
     watched = Watched(FakeLauncher())
     await watched.supervisor.start()
-    watched.launcher.last.counter = (17, True)  # inside a step, and the counter stays
+    watched.launcher.last.counter = (17, in_step)
+    watched.launcher.last.answers_status = False
     await watched.until(["up 1", "down", "up 2"])
+    await watched.supervisor.stop()
+
+
+async def test_an_engine_that_only_computes_is_left_alone() -> None:
+    """It answers between steps, and a step may be long: the counter moves with every layer."""
+    watched = Watched(FakeLauncher())
+    await watched.supervisor.start()
+    engine = watched.launcher.last
+    engine.answers_status = False
+    for number in range(100):
+        engine.counter = (number, True)
+        await asyncio.sleep(4 * TIMES.hang_s / 100)
+    assert watched.told == ["up 1"]
+    engine.answers_status = True
     await watched.supervisor.stop()
 
 
