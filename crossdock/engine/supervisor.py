@@ -128,7 +128,7 @@ class EngineSupervisor:
                     _log.error("engine_start_failed", error=str(error), next_try_s=backoff_s)
 
     async def _watch(self, engine: Engine) -> None:
-        """Returns once the engine is down; kills one that hangs: it neither computes nor answers."""
+        """Returns once the engine is down; kills one that neither computes nor answers."""
         last, silent_s = engine.progress(), 0.0
         while True:
             with contextlib.suppress(TimeoutError):
