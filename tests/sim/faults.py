@@ -140,6 +140,10 @@ class Faults:
         engine.stop()
         return self._lasting(fault, engine.resume)
 
+    def _orphan_stopped(self, fault: Fault, service: Service) -> bool:
+        """A stopped engine outlives its front, and goes on in the middle of what it did."""
+        return self._stop_engine(fault, service) and self._kill_front(fault, service)
+
     def _stop_both(self, fault: Fault, service: Service) -> bool:
         return self._stop_engine(fault, service) and self._stop_front(fault, service)
 

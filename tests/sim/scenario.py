@@ -42,7 +42,7 @@ _STORE_FAULTS: Final = (
 )
 _STORE_USER_FAULTS: Final = (
     *("slow-path", "kill-on-slow-paths", "kill-front", "stop-engine", "stop-both"),
-    *("fail-posts", "lose-completions", "kill-engine", "terminate"),
+    *("fail-posts", "lose-completions", "kill-engine", "terminate", "orphan-stopped"),
 )
 _TAMPERINGS: Final = (
     *("drop", "duplicate", "truncate", "forge", "delay", "incarnation", "attempt", "replay"),
@@ -162,36 +162,45 @@ def with_store(scenario: Scenario, random: Random) -> Scenario:
     prefill = [instance for instance in scenario.instances if instance.role == "prefill"]
     if not prefill:
         return scenario
+    hostile = bool(scenario.faults)
     own_host = prefill[0].host if prefill[0].host == "shared" else "host-kvstore"
+    transport = random.choice((str(prefill[0].config["transport"]),) * 4 + ("rc",))
     store = StoreInstance(
         name="kvstore",
         host=random.choice((own_host, prefill[0].host)),
         renamed=random.random() < 0.5,
         num_blocks=random.choice((4, 12, 64, 256)),
-        transport=str(prefill[0].config["transport"]),
+        transport=transport,
         lease_ms=random.choice((None, None, 2, 50, 1_000)),
     )
+    # Half of them are about the store alone, over paths on which most of a transfer is under way.
+    focused = random.random() < 0.5
+    if hostile and focused:
+        scenario = replace(scenario, faults=(), bytes_per_s=200_000)
     faults: list[Fault] = []
-    if scenario.faults:
-        kinds = random.sample(_STORE_FAULTS + _STORE_USER_FAULTS, random.randint(1, 6))
-        until_s = max(ask.at_s for ask in scenario.asks) + 1
+    if hostile:
+        kinds = random.sample(
+            _STORE_FAULTS + _STORE_USER_FAULTS, random.randint(1, 2 if focused else 4)
+        )
         faults = [
             Fault(
-                at_s=random.uniform(0, until_s),
+                # While what was asked is looked up, computed and written.
+                at_s=random.choice(scenario.asks).at_s + random.uniform(0.0, 0.3),
                 kind=(kind := random.choice(kinds)),
                 target=store.name if kind in _STORE_FAULTS else random.choice(prefill).name,
                 other=random.choice(prefill).name if kind in _STORE_FAULTS else store.name,
-                lasts_s=random.choice((0.01, 0.3, 2.0, 12.0, 40.0)),
+                lasts_s=random.choice((0.01, 0.3, 2.5, 12.0, 40.0)),
                 count=random.randint(1, 8),
                 how="",
                 message="",
             )
-            for _ in range(random.randint(1, 8))
+            for _ in range(random.randint(1, 16))
         ]
     instances = tuple(
-        replace(instance, config=instance.config | {"store": True})
-        if instance.role == "prefill"
-        else instance
+        replace(
+            instance,
+            config=instance.config | {"transport": transport, "store": instance.role == "prefill"},
+        )
         for instance in scenario.instances
     )
     asks = _asked_again(random, scenario)
