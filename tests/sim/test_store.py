@@ -23,15 +23,6 @@ _PROMPT = tuple(8 + index % 50 for index in range(200))
 def _one_prompt(transport: str, *faults: Fault, seed: int = 0) -> Scenario:
     """Two prefill instances that are asked for one prompt again and again, a second apart."""
     base = next(s for s in (draw(n, faults=False) for n in range(200)) if _num_prefill(s) == 2)
-    instances = tuple(
-        replace(
-            instance,
-            host="shared",
-            num_blocks=64,
-            config=instance.config | {"transport": transport, "num_sequences_max": 16},
-        )
-        for instance in base.instances
-    )
     ask = replace(
         base.asks[0],
         tenant=0,
@@ -43,9 +34,18 @@ def _one_prompt(transport: str, *faults: Fault, seed: int = 0) -> Scenario:
         abort_after_s=None,
     )
     asks = tuple(replace(ask, request_id=f"r{n}", at_s=float(n)) for n in range(8))
-    scenario = replace(base, seed=seed, num_tenants=1, instances=instances, asks=asks)
+    scenario = with_store(replace(base, seed=seed, num_tenants=1), Random(seed))
+    instances = tuple(
+        replace(
+            instance,
+            host="shared",
+            num_blocks=64,
+            config=instance.config | {"transport": transport, "num_sequences_max": 16},
+        )
+        for instance in scenario.instances
+    )
     store = replace(_STORE, transport=transport)
-    return replace(with_store(scenario, Random(seed)), store=store, faults=faults)
+    return replace(scenario, instances=instances, asks=asks, store=store, faults=faults)
 
 
 def _num_prefill(scenario: Scenario) -> int:
