@@ -230,6 +230,7 @@ class StatusReport:
     num_owned: int
     num_cached: int
     num_quarantined: int
+    quarantined_blocks_max: int  # above it nothing is reserved
     num_running: int
     num_waiting: int
     num_handoffs: int
@@ -240,8 +241,7 @@ class StatusReport:
 
 _SequenceEvent = Tokens | Started | HandoffDone | Ended
 _StoreEvent = StoreLookup | StoreReadDone | StoreOffer | StoreWritten
-_PeerEvent = PeerConnected | PeerDown
-Event = Ready | StartFailed | _SequenceEvent | _StoreEvent | _PeerEvent | StatusReport
+Event = Ready | StartFailed | _SequenceEvent | _StoreEvent | PeerConnected | PeerDown | StatusReport
 
 class EngineLink:
     """The front's end of the rings. One thread's. The engine inherits the fds. Or StatusError."""

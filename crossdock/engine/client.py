@@ -69,6 +69,8 @@ class Engine:
         self._started: asyncio.Future[native.Ready] = self._loop.create_future()
         self._status: asyncio.Future[native.StatusReport] | None = None
         self._down = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
         self.last_report: native.StatusReport | None = None
         self.peers = PeerBook(self.send)
         self.on_store_event: Callable[[StoreEvent], None] = _ignore_store_event
@@ -105,6 +107,10 @@ class Engine:
     async def wait_down(self) -> None:
         await self._down.wait()
 
+    async def wait_idle(self) -> None:
+        """Returns once it has no sequence, or is down and has failed them all."""
+        await self._idle.wait()
+
     def open(
         self, build: Callable[[int], native.Command], *, local: bool = False
     ) -> EngineSequence:
@@ -117,6 +123,7 @@ class Engine:
         sequence = EngineSequence(self._num_sequences, local=local)
         command = build(sequence.sequence_id)
         self._sequences[sequence.sequence_id] = sequence
+        self._idle.clear()
         self._post(command, sequence)
         return sequence
 
@@ -124,6 +131,8 @@ class Engine:
         """Ends the front's interest; a sequence that is not over is cancelled. Idempotent."""
         if self._sequences.pop(sequence.sequence_id, None) is None:
             return
+        if not self._sequences:
+            self._idle.set()
         if not sequence.over and not self.down:
             self.send(native.Cancel(sequence_id=sequence.sequence_id))
 
@@ -156,6 +165,11 @@ class Engine:
             self._status = self._loop.create_future()
             self.send(native.QueryStatus())
         return self._status
+
+    def quarantine_is_full(self) -> bool:
+        """Whether, by its last report, more is in quarantine than it may hold there."""
+        report = self.last_report
+        return report is not None and report.num_quarantined > report.quarantined_blocks_max
 
     def progress(self) -> tuple[int, bool]:
         return self._link.progress()
@@ -254,6 +268,7 @@ class Engine:
         if self._retry is not None:
             self._retry.cancel()
         self._down.set()
+        self._idle.set()
         what = f"signal {-code}" if code < 0 else f"exit code {code}"
         words = self._process.last_words or "it said nothing"
         message = (

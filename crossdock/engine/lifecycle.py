@@ -13,8 +13,9 @@ An engine, seen from its supervisor:
 
 1. STARTING: the process runs and loads the model.
 2. SERVING: it said `Ready`; it has an epoch.
-3. DOWN: the process ended, whatever the cause. The next one starts with a new epoch.
-4. STOPPED: the service ends; no other engine follows.
+3. DRAINING: too much of its slab is in quarantine; it takes nothing new and then ends.
+4. DOWN: the process ended, whatever the cause. The next one starts with a new epoch.
+5. STOPPED: the service ends; no other engine follows.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ class EngineState(Enum):
 
     STARTING = auto()
     SERVING = auto()
+    DRAINING = auto()
     DOWN = auto()
     STOPPED = auto()
 
@@ -72,6 +74,7 @@ class EngineEvent(Enum):
     """What moves an engine."""
 
     READY = auto()
+    OUTWORN = auto()
     EXITED = auto()
     STARTED = auto()
     STOPPED = auto()
@@ -81,8 +84,11 @@ ENGINE_TRANSITIONS: Final[Mapping[tuple[EngineState, EngineEvent], EngineState]]
     (EngineState.STARTING, EngineEvent.READY): EngineState.SERVING,
     (EngineState.STARTING, EngineEvent.EXITED): EngineState.DOWN,
     (EngineState.STARTING, EngineEvent.STOPPED): EngineState.STOPPED,
+    (EngineState.SERVING, EngineEvent.OUTWORN): EngineState.DRAINING,
     (EngineState.SERVING, EngineEvent.EXITED): EngineState.DOWN,
     (EngineState.SERVING, EngineEvent.STOPPED): EngineState.STOPPED,
+    (EngineState.DRAINING, EngineEvent.EXITED): EngineState.DOWN,
+    (EngineState.DRAINING, EngineEvent.STOPPED): EngineState.STOPPED,
     (EngineState.DOWN, EngineEvent.STARTED): EngineState.STARTING,
     (EngineState.DOWN, EngineEvent.STOPPED): EngineState.STOPPED,
     (EngineState.STOPPED, EngineEvent.STOPPED): EngineState.STOPPED,

@@ -1,4 +1,9 @@
-"""Keeps one engine running: starts it, watches it, and replaces it when it dies or hangs."""
+"""Keeps one engine running: starts it, watches it, and replaces it when it dies or hangs.
+
+It is replaced, too, when its quarantine stays above its bound: over shared memory the blocks that a
+stopped peer may still write are free again only once that peer goes on or dies, which may be never.
+The next engine has another slab, under another epoch, and what lands in the old one lands nowhere.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +28,9 @@ class SupervisorTimes:
 
     start_max_s: float = 600.0  # weights of a large model from a cold disk
     hang_s: float = 30.0  # neither progress nor an answer for so long: dead
+    # Longer than a peer is waited for before its pair is closed, which ends most quarantines.
+    quarantine_s: float = 20.0
+    drain_s: float = 30.0  # what still runs then is tried again elsewhere
     watch_interval_s: float = 5.0
     backoff_min_s: float = 0.1
     backoff_max_s: float = 30.0
@@ -33,7 +41,7 @@ class EngineSupervisor:
     """Owns the engine of a service. Used on one event loop.
 
     `on_up` runs when an engine serves; up to its first suspension nobody else has seen the engine.
-    `on_down` runs right after the engine's requests have failed.
+    `on_down` runs when it serves no more: right after its requests have failed, or as it drains.
     """
 
     def __init__(
@@ -110,8 +118,10 @@ class EngineSupervisor:
         while True:
             since = loop.time()
             await self._watch(engine)
+            drained = self._life.state is EngineState.DRAINING
             self._life.advance(EngineEvent.EXITED)
-            await self._on_down()
+            if not drained:
+                await self._on_down()
             if loop.time() - since > self._times.steady_s:
                 backoff_s = self._times.backoff_min_s
             while True:
@@ -128,13 +138,17 @@ class EngineSupervisor:
                     _log.error("engine_start_failed", error=str(error), next_try_s=backoff_s)
 
     async def _watch(self, engine: Engine) -> None:
-        """Returns once the engine is down; kills one that neither computes nor answers."""
-        last, silent_s = engine.progress(), 0.0
+        """Returns once the engine is down; ends one that hangs, or whose slab is worn out."""
+        last, silent_s, full_s = engine.progress(), 0.0, 0.0
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._times.watch_interval_s):
                     await engine.wait_down()
                     return
+            full_s = full_s + self._times.watch_interval_s if engine.quarantine_is_full() else 0.0
+            if full_s >= self._times.quarantine_s:
+                await self._drain(engine)
+                return
             now = engine.progress()
             if engine.answers() or now != last:
                 last, silent_s = now, 0.0
@@ -146,3 +160,21 @@ class EngineSupervisor:
                 engine.kill()
                 await engine.wait_down()
                 return
+
+    async def _drain(self, engine: Engine) -> None:
+        """Lets it finish what it runs, within a bound, and ends it."""
+        self._life.advance(EngineEvent.OUTWORN)
+        await self._on_down()
+        report = engine.last_report
+        assert report is not None
+        _log.error(
+            "quarantine_full",
+            pid=engine.pid,
+            num_quarantined=report.num_quarantined,
+            quarantined_blocks_max=report.quarantined_blocks_max,
+            num_sequences=engine.num_sequences,
+        )
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._times.drain_s):
+                await engine.wait_idle()
+        await engine.shut_down()

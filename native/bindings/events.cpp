@@ -108,6 +108,7 @@ void bind_status(nb::module_& m) {
       .def_ro("num_owned", &StatusReport::num_owned)
       .def_ro("num_cached", &StatusReport::num_cached)
       .def_ro("num_quarantined", &StatusReport::num_quarantined)
+      .def_ro("quarantined_blocks_max", &StatusReport::quarantined_blocks_max)
       .def_ro("num_running", &StatusReport::num_running)
       .def_ro("num_waiting", &StatusReport::num_waiting)
       .def_ro("num_handoffs", &StatusReport::num_handoffs)

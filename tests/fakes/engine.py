@@ -17,6 +17,7 @@ T = TypeVar("T")
 VOCAB_SIZE = 1_000
 CONTEXT_TOKENS = 512
 NUM_BLOCKS = 8
+QUARANTINED_BLOCKS_MAX = 2
 STRIDE_BYTES = 4_096
 
 
@@ -109,14 +110,15 @@ def peer_down(
     return event(native.PeerDown, peer_id=peer_id, closed=closed, code=code, message=message)
 
 
-def status_report() -> native.StatusReport:
+def status_report(num_quarantined: int = 0) -> native.StatusReport:
     return event(
         native.StatusReport,
         num_blocks=NUM_BLOCKS,
         num_free=5,
         num_owned=2,
         num_cached=1,
-        num_quarantined=0,
+        num_quarantined=num_quarantined,
+        quarantined_blocks_max=QUARANTINED_BLOCKS_MAX,
         num_running=1,
         num_waiting=3,
         num_handoffs=1,
@@ -146,6 +148,7 @@ class FakeEngine:
         self.full = False
         self.counter = (0, False)
         self.answers_status = True
+        self.num_quarantined = 0
         self.pairs = pairs
         self.on_command: Callable[[native.Command], None] | None = None
         self._events: list[native.Event] = []
@@ -212,7 +215,7 @@ class FakeEngine:
             case native.DisconnectPeer() if self.pairs:
                 self.emit(peer_down(fields.peer_id, closed=True))
             case native.QueryStatus() if self.answers_status:
-                self.emit(status_report())
+                self.emit(status_report(self.num_quarantined))
             case native.Shutdown():
                 self.exit(0)
 

@@ -196,6 +196,7 @@ void Engine::on(link::QueryStatus&) {
                             .num_owned = pool.num_owned(),
                             .num_cached = pool.num_cached(),
                             .num_quarantined = pool.num_quarantined(),
+                            .quarantined_blocks_max = scheduler_.quarantined_blocks_max(),
                             .num_running = scheduler_.num_running(),
                             .num_waiting = scheduler_.num_waiting(),
                             .num_handoffs = table_.num_live(),

@@ -404,6 +404,7 @@ double Scheduler::predicted_prompt_ticks(uint32_t first_position, uint32_t num_t
 }
 
 uint32_t Scheduler::num_running() const { return static_cast<uint32_t>(impl_->running.size()); }
+uint32_t Scheduler::quarantined_blocks_max() const { return impl_->quarantined_blocks_max; }
 uint32_t Scheduler::num_waiting() const { return impl_->queue.size() + impl_->num_awaiting; }
 bool Scheduler::idle() const {
   if (!impl_->closing.empty()) return false;  // the end of their step gives blocks back

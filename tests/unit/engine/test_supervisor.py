@@ -11,11 +11,22 @@ from crossdock.engine.client import Engine, EngineStartError
 from crossdock.engine.lifecycle import EngineState
 from crossdock.engine.supervisor import EngineSupervisor, SupervisorTimes
 from crossdock.errors import CrossdockError, Reason
-from tests.fakes.engine import FakeEngine, FakeLauncher, event
+from tests.fakes.engine import QUARANTINED_BLOCKS_MAX, FakeEngine, FakeLauncher, event
+from tests.fakes.requests import request
 
 TIMES = SupervisorTimes(
-    start_max_s=10, hang_s=0.05, watch_interval_s=0.01, backoff_min_s=0.01, backoff_max_s=0.02
+    start_max_s=10,
+    hang_s=0.05,
+    quarantine_s=0.05,
+    drain_s=0.2,
+    watch_interval_s=0.01,
+    backoff_min_s=0.01,
+    backoff_max_s=0.02,
 )
+
+
+def _generate(number: int) -> native.Command:
+    return native.Generate(task=request().task(number))
 
 
 class Watched:
@@ -135,3 +146,63 @@ async def test_stopping_ends_the_engine_and_starts_no_other() -> None:
     assert watched.supervisor.state is EngineState.STOPPED
     assert len(watched.launcher.engines) == 1
     assert watched.launcher.last.sent(native.Shutdown)
+
+
+async def test_an_engine_whose_quarantine_stays_above_its_bound_is_replaced() -> None:
+    """The new one has a slab of its own, where nothing of the old one's peers can land."""
+    watched = Watched(FakeLauncher())
+    await watched.supervisor.start()
+    watched.launcher.last.num_quarantined = QUARANTINED_BLOCKS_MAX + 1
+    await watched.until(["up 1", "down", "up 2"])
+    await watched.supervisor.stop()
+
+
+async def test_a_quarantine_within_its_bound_or_above_it_for_a_while_replaces_nothing() -> None:
+    watched = Watched(FakeLauncher())
+    await watched.supervisor.start()
+    engine = watched.launcher.last
+    for num_quarantined in (QUARANTINED_BLOCKS_MAX, QUARANTINED_BLOCKS_MAX + 1) * 10:
+        engine.num_quarantined = num_quarantined
+        await asyncio.sleep(TIMES.quarantine_s / 2)
+    assert watched.told == ["up 1"]
+    await watched.supervisor.stop()
+
+
+async def test_what_runs_on_it_is_finished_first() -> None:
+    watched = Watched(FakeLauncher())
+    await watched.supervisor.start()
+    engine = watched.supervisor.current()
+    sequence = engine.open(_generate, local=True)
+    watched.launcher.last.num_quarantined = QUARANTINED_BLOCKS_MAX + 1
+    await watched.until(["up 1", "down"])
+    assert watched.supervisor.state is EngineState.DRAINING
+    assert not engine.down
+    with pytest.raises(CrossdockError) as raised:
+        watched.supervisor.current()
+    assert raised.value.reason == Reason.ENGINE_RESTARTED
+    engine.close(sequence)
+    await watched.until(["up 1", "down", "up 2"])
+    await watched.supervisor.stop()
+
+
+async def test_what_does_not_finish_is_ended_with_it() -> None:
+    watched = Watched(FakeLauncher())
+    await watched.supervisor.start()
+    sequence = watched.supervisor.current().open(_generate, local=True)
+    watched.launcher.last.num_quarantined = QUARANTINED_BLOCKS_MAX + 1
+    await watched.until(["up 1", "down", "up 2"])
+    with pytest.raises(CrossdockError) as raised:
+        await sequence.take()
+    assert raised.value.reason == Reason.ENGINE_RESTARTED
+    await watched.supervisor.stop()
+
+
+async def test_a_service_may_stop_while_its_engine_drains() -> None:
+    watched = Watched(FakeLauncher())
+    await watched.supervisor.start()
+    watched.supervisor.current().open(_generate, local=True)
+    watched.launcher.last.num_quarantined = QUARANTINED_BLOCKS_MAX + 1
+    await watched.until(["up 1", "down"])
+    await watched.supervisor.stop()
+    assert watched.supervisor.state is EngineState.STOPPED
+    assert watched.supervisor.current_or_none() is None

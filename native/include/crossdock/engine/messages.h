@@ -260,6 +260,7 @@ struct StatusReport {
   uint32_t num_owned = 0;
   uint32_t num_cached = 0;
   uint32_t num_quarantined = 0;
+  uint32_t quarantined_blocks_max = 0;  // above it nothing is reserved
   uint32_t num_running = 0;
   uint32_t num_waiting = 0;
   uint32_t num_handoffs = 0;
@@ -267,8 +268,9 @@ struct StatusReport {
   uint64_t queued_tokens = 0;
   std::vector<NamedCount> counters;
   std::vector<PairReport> pairs;
-  CROSSDOCK_FIELDS(num_blocks, num_free, num_owned, num_cached, num_quarantined, num_running,
-                   num_waiting, num_handoffs, num_steps, queued_tokens, counters, pairs)
+  CROSSDOCK_FIELDS(num_blocks, num_free, num_owned, num_cached, num_quarantined,
+                   quarantined_blocks_max, num_running, num_waiting, num_handoffs, num_steps,
+                   queued_tokens, counters, pairs)
 };
 using Event =
     std::variant<Ready, StartFailed, Tokens, Started, HandoffDone, Ended, PeerConnected, PeerDown,

@@ -178,6 +178,8 @@ class Scheduler {
 
   uint32_t num_running() const;
   uint32_t num_waiting() const;
+  // While more blocks are in quarantine nothing is reserved.
+  uint32_t quarantined_blocks_max() const;
   bool idle() const;  // a plan would do nothing before the next event
   const BlockPool& pool() const;
   const PrefixTree& tree() const;
