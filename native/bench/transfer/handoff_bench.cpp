@@ -58,6 +58,8 @@ void run_shared_memory(Board& board, double seconds) {
   OurEnd ours(board, transport_config("shm", 2 * kSizeMax), Board::kInitiator);
   const UcxAddress address = must(decode_ucx_address(ours.remote().worker_address));
   const UcxRemoteKeys keys = must(decode_ucx_remote_keys(ours.remote().remote_key));
+  // Our end's own directory is gone once its segment is made.
+  ::setenv("UCX_POSIX_DIR", "/dev/shm", 1);
   RawInitiator raw({{"TLS", "posix,self"}}, address.shared_memory, keys.shared_memory,
                    ours.remote().segment_address);
   std::byte* mapping = raw.mapping();
