@@ -12,13 +12,13 @@
 namespace crossdock {
 namespace {
 
-constexpr uint32_t kPromptTokens = 4096;
+constexpr uint32_t kPromptTokens = 2048;
 // A prompt's and a few more, so that every round is in memory that earlier ones have touched.
-constexpr uint32_t kPoolBlocks = 160;
+constexpr uint32_t kPoolBlocks = 80;
 constexpr uint32_t kVocabSize = 1 << 16;
-// Llama 3 8B: 4 MiB a block, 128 KiB a layer of it; the prompt has 512 MiB.
+// 8 MiB a block, 256 KiB a layer of it: the prompt has 512 MiB.
 constexpr KvLayout kLayout{
-    .num_layers = 32, .num_kv_heads = 8, .head_dim = 128, .dtype = DType::kBf16};
+    .num_layers = 32, .num_kv_heads = 16, .head_dim = 128, .dtype = DType::kBf16};
 // A sleep costs some 50 us of a processor beside what it sleeps, and a prompt in many chunks has a
 // thousand layers, so not every layer sleeps.
 constexpr uint32_t kSleepsPerPrompt = 64;
@@ -147,7 +147,7 @@ class Host {
 // Tokens of their own for each round, so that nothing is found in a cache.
 link::Task task(int round) {
   std::vector<int32_t> prompt(kPromptTokens);
-  for (uint32_t i = 0; i < kPromptTokens; ++i) prompt[i] = (round * 4099 + i) % kVocabSize;
+  for (uint32_t i = 0; i < kPromptTokens; ++i) prompt[i] = (round * 2049 + i) % kVocabSize;
   return {.sequence_id = static_cast<uint64_t>(round) + 1,
           .prompt = std::move(prompt),
           .sampling = {.temperature = 0.0f, .max_tokens = 1, .ignore_eos = true}};
@@ -233,11 +233,12 @@ void run_prefill(Board& board, const std::string& transport, uint32_t token_budg
 
 int main(int argc, char** argv) {
   using namespace crossdock;
-  const int num_pairs = argc > 1 ? std::atoi(argv[1]) : 15;
-  for (const char* transport : {"shm", "tcp"}) {
-    for (const uint32_t token_budget : {4096u, 1024u, 128u}) {
+  const int num_pairs = argc > 1 ? std::atoi(argv[1]) : 21;
+  for (const std::string transport : {"shm", "tcp"}) {
+    for (const uint32_t token_budget : {2048u, 512u, 64u}) {
       run_in_two([&](Board& board) { run_decode(board, transport, token_budget); },
-                 [&](Board& board) { run_prefill(board, transport, token_budget, num_pairs); });
+                 [&](Board& board) { run_prefill(board, transport, token_budget, num_pairs); },
+                 transport == "tcp");
     }
   }
 }

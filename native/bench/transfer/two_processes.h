@@ -96,9 +96,9 @@ inline void take_half_of_processors(int which) {
 }
 
 // Runs both in processes of their own, which is what UCX needs; it does not survive a fork. Ends
-// with the initiator.
+// with the initiator. `apart`: on processors of their own, which matters where both are busy.
 inline void run_in_two(const std::function<void(Board&)>& target,
-                       const std::function<void(Board&)>& initiator) {
+                       const std::function<void(Board&)>& initiator, bool apart = true) {
   const MappedMemory memory = must(MappedMemory::create("bench-handoff", sizeof(Board)));
   auto& board = *new (memory.data()) Board{};
   pid_t children[2];
@@ -107,7 +107,7 @@ inline void run_in_two(const std::function<void(Board&)>& target,
     if (children[i] < 0) fail("fork");
     if (children[i] != 0) continue;
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    take_half_of_processors(i);
+    if (apart) take_half_of_processors(i);
     (i == 0 ? target : initiator)(board);
     std::_Exit(0);
   }
