@@ -2,6 +2,8 @@
 // and how evenly. Over shared memory every sender copies by itself, over TCP the target's one
 // thread takes everything.
 //
+// The two take turns, since the machine's speed drifts; the figures are medians over the turns.
+//
 // Prints JSON lines. Usage: bench_handoff_pacing [SECONDS_PER_CASE]
 #include <poll.h>
 
@@ -19,6 +21,7 @@ constexpr uint64_t kShareBytes = 64 * kMiB;  // of the target's segment, for eac
 constexpr uint64_t kWriteBytes = 16 * kMiB;
 // One is being written while the next is posted.
 constexpr uint64_t kWritesAhead = 2;
+constexpr int kTurns = 5;
 constexpr int kPollMs = 10;  // between looks at whether to start or stop
 
 struct Course {
@@ -112,6 +115,7 @@ std::vector<double> run(const std::string& transport, uint32_t num_senders, doub
     if (children.back() < 0) fail("fork");
     if (children.back() != 0) continue;
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (transport == "tcp") take_half_of_processors(i == num_senders ? 0 : 1);
     if (i == num_senders) run_target(course, transport, num_senders);
     Sender(course, transport, i).run();
     std::_Exit(0);
@@ -152,34 +156,45 @@ double jain(const std::vector<double>& rates) {
 }
 
 void measure(const std::string& transport, double seconds) {
-  const double alone = run(transport, 1, seconds).front() / 1e9;
-  const std::vector<double> rates = run(transport, kSendersMax, seconds);
-  const double together = std::accumulate(rates.begin(), rates.end(), 0.0) / 1e9;
-  const auto [slowest, fastest] = std::minmax_element(rates.begin(), rates.end());
-  const double spread = *slowest / *fastest;
+  Samples alone, together, share, slowest, fastest, spread, fairness;
+  for (int turn = 0; turn < kTurns; ++turn) {
+    const double one = run(transport, 1, seconds / kTurns).front() / 1e9;
+    alone.add(one);
+    const std::vector<double> rates = run(transport, kSendersMax, seconds / kTurns);
+    const double all = std::accumulate(rates.begin(), rates.end(), 0.0) / 1e9;
+    const auto [least, most] = std::minmax_element(rates.begin(), rates.end());
+    together.add(all);
+    share.add(all / one);
+    slowest.add(*least / 1e9);
+    fastest.add(*most / 1e9);
+    spread.add(*least / *most);
+    fairness.add(jain(rates));
+  }
   Line{transport + ", four senders into one",
-       together,
+       together.quantile(0.5),
        "GB/s",
-       alone,
-       together / alone,
+       alone.quantile(0.5),
+       share.quantile(0.5),
        "one sender alone",
        0.95}
       .print();
   Line{transport + ", slowest of four",
-       *slowest / 1e9,
+       slowest.quantile(0.5),
        "GB/s",
-       *fastest / 1e9,
-       spread,
+       fastest.quantile(0.5),
+       spread.quantile(0.5),
        "the fastest",
        0.5}
       .print();
-  Line{.name = transport + ", Jain's index of four", .value = jain(rates), .unit = "of 1"}.print();
+  Line{
+      .name = transport + ", Jain's index of four", .value = fairness.quantile(0.5), .unit = "of 1"}
+      .print();
 }
 
 }  // namespace
 }  // namespace crossdock
 
 int main(int argc, char** argv) {
-  const double seconds = argc > 1 ? std::atof(argv[1]) : 3.0;
+  const double seconds = argc > 1 ? std::atof(argv[1]) : 5.0;
   for (const char* transport : {"shm", "tcp"}) crossdock::measure(transport, seconds);
 }
