@@ -49,7 +49,8 @@ class Router:
         inference = Inference(model, prompter, self.fleet, retry, self.live, self.metrics)
         self._grpc = RpcServer(instance_id, ungated=UNGATED)
         self._grpc.add(NAME, register(InferenceServicer(inference)))
-        self._http = HttpServer(make_app(inference, self._grpc.gate))
+        self.http_app = make_app(inference, self._grpc.gate)
+        self._http = HttpServer(self.http_app)
 
     async def start(self) -> Mapping[str, str]:
         settings = self._settings

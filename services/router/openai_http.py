@@ -1,6 +1,7 @@
 """OpenAI's chat completions and models over HTTP. Translation only.
 
-A client that goes away ends its request, whether it streams or not. A stream starts with its
+A client that goes away ends its request, whether it streams or not; so does one whose body is not
+over after a minute, and one that takes nothing of its answer for as long. A stream starts with its
 first piece, so what fails before it is still an HTTP status; a later failure is an event with an
 error object, and then the stream ends without [DONE].
 """
@@ -8,6 +9,7 @@ error object, and then the stream ends without [DONE].
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -20,7 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from crossdock.errors import CrossdockError, internal
 from crossdock.rpc.gate import CallGate
@@ -32,6 +34,8 @@ from services.router.output import Delta, Ending
 # A larger body is parsed on a thread, so that no other stream waits for it.
 INLINE_BODY_BYTES_MAX: Final = 65_536
 DISCARDED_BYTES_MAX: Final = 64 << 20
+# For a whole body to arrive, and for a client to take one piece of an answer.
+CLIENT_PATIENCE_S = 60.0
 
 _log = structlog.get_logger("router.http")
 
@@ -74,11 +78,9 @@ class _ChatEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        with self._gate.admit():
-            try:
-                body = await _read_body(request)
-            except ClientDisconnect:
-                return
+        send = _bounded(send)
+        with self._gate.admit(), contextlib.suppress(ClientDisconnect):
+            body = await _read_body_in_time(request)
             completion = await _parse(body, request.headers.get("x-request-id", ""))
             answer = asyncio.create_task(self._answer(completion, scope, receive, send))
             gone = asyncio.create_task(_wait_disconnect(receive))
@@ -157,6 +159,27 @@ async def _send_events(request_id: str, events: AsyncGenerator[bytes, None], sen
     async for event in events:
         await send({"type": "http.response.body", "body": event, "more_body": True})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _bounded(send: Send) -> Send:
+    async def bounded(message: Message) -> None:
+        try:
+            async with asyncio.timeout(CLIENT_PATIENCE_S):
+                await send(message)
+        except TimeoutError:
+            _log.info("client_reads_nothing", seconds=CLIENT_PATIENCE_S)
+            raise ClientDisconnect from None
+
+    return bounded
+
+
+async def _read_body_in_time(request: Request) -> bytes:
+    try:
+        async with asyncio.timeout(CLIENT_PATIENCE_S):
+            return await _read_body(request)
+    except TimeoutError:
+        detail = f"the body did not arrive within {CLIENT_PATIENCE_S:g} s"
+        raise HTTPException(408, detail, {"connection": "close"}) from None
 
 
 async def _read_body(request: Request) -> bytes:

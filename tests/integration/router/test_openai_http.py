@@ -11,8 +11,9 @@ import pytest
 
 from crossdock.errors import engine_restarted, handoff_refused, internal
 from crossdock.tokenization import Tokenizer
+from services.router import openai_http
 from tests.integration.router.conftest import World, until
-from tests.integration.router.fakes import LETTERS, DecodeScript, PrefillScript
+from tests.integration.router.fakes import LETTERS, WAIT_S, DecodeScript, PrefillScript
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -269,4 +270,43 @@ async def test_client_goes_away(world: World, stream: bool, stage: str) -> None:
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
+    await world.assert_drained()
+
+
+async def test_a_body_that_does_not_end_is_408(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openai_http, "CLIENT_PATIENCE_S", 0.2)
+    host, _, port = world.http_address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: here\r\ncontent-length: 100\r\n\r\n"
+    writer.write(head.encode() + b"{")
+    async with asyncio.timeout(WAIT_S):
+        answer = await reader.read()  # to the end: the connection is closed
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"the body did not arrive within 0.2 s" in answer
+    await world.assert_drained()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_takes_nothing_ends_its_request(
+    world: World, monkeypatch: pytest.MonkeyPatch, *, stream: bool
+) -> None:
+    """As uvicorn has it once a connection's buffers are full."""
+    monkeypatch.setattr(openai_http, "CLIENT_PATIENCE_S", 0.2)
+    raw = json.dumps(body(stream=stream, max_tokens=50)).encode()
+    received = iter([{"type": "http.request", "body": raw, "more_body": False}])
+
+    async def receive() -> Any:
+        if (message := next(received, None)) is not None:
+            return message
+        return await asyncio.Future()
+
+    async def send(_message: Any) -> None:
+        await asyncio.Future()
+
+    scope = {"type": "http", "method": "POST", "path": CHAT, "headers": [], "query_string": b""}
+    async with asyncio.timeout(WAIT_S):
+        await world.router.http_app(scope, receive, send)
     await world.assert_drained()
