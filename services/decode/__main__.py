@@ -52,7 +52,9 @@ class DecodeService(EngineService):
 
 def _build(settings: DecodeSettings, instance_id: str) -> DecodeService:
     config = settings.engine_config(instance_id, store=False)
-    return DecodeService(settings, config, ProcessLauncher(config, engine_path(os.environ)))
+    times = SupervisorTimes(quarantine_s=settings.quarantine_patience)
+    launcher = ProcessLauncher(config, engine_path(os.environ))
+    return DecodeService(settings, config, launcher, times=times)
 
 
 if __name__ == "__main__":
