@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -74,7 +75,7 @@ class Ground:
         )
 
 
-class Service:
+class Service(ABC):
     """One service at one address, over all of its processes: at most one runs at a time.
 
     `instance_id` is a deployment's choice: the same for every process, or new with each.
@@ -142,11 +143,11 @@ class Service:
         await self._drain()
         process.kill()
 
-    async def _serve(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def _serve(self) -> None: ...
 
-    async def _drain(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    async def _drain(self) -> None: ...
 
 
 class _Worker(Service):
@@ -165,8 +166,8 @@ class _Worker(Service):
     async def _drain(self) -> None:
         await self.instance.drain()
 
-    def _make(self) -> Instance:
-        raise NotImplementedError
+    @abstractmethod
+    def _make(self) -> Instance: ...
 
 
 class EngineService(_Worker):
