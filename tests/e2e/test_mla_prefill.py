@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from crossdock.cli.errors import FleetError
-from crossdock.cli.fleet import Fleet
 from crossdock.cli.fleet_plan import FleetOptions
+from crossdock.cli.fleet_record import ServiceRecord
 from tests.conftest import KV_MEMORY, StartFleet
 from tests.e2e.caller import (
     Answer,
@@ -21,6 +21,7 @@ from tests.e2e.caller import (
     one_engine,
     router_address,
     sampling,
+    services,
     status_of,
     wait_until_clean,
 )
@@ -29,6 +30,7 @@ from tests.tiny_models.directory import PRESETS, write_tiny_model
 VOCAB_SIZE = PRESETS["deepseek_v3"].vocab_size
 PROMPT = [(11 * i * i + 5 * i) % VOCAB_SIZE for i in range(150)]
 NUM_GENERATED = 90
+TRIES_MAX = 20
 
 
 @pytest.fixture(scope="module")
@@ -79,32 +81,39 @@ def test_a_replay_goes_on_with_the_same_bits(
 ) -> None:
     fleet = start_fleet(options(mla_model, num_decode=2))
     whole = one_engine(fleet, PROMPT, 300)
+    decoding = [(service, status_of(service).engine_pid) for service in services(fleet, "decode")]
+    num_killed = 0
 
     def kill_when_due(answer: Answer) -> None:
-        if len(answer.ids) >= num_before and not killed:
-            killed.append(kill_the_running_engine(fleet))
-
-    killed: list[int] = []
+        nonlocal num_killed
+        if len(answer.ids) >= num_before and not num_killed:
+            num_killed = kill_running_engines(decoding)
 
     async def run() -> Answer:
         async with Caller(router_address(fleet)) as caller:
             return await caller.generate(PROMPT, sampling(300), on_message=kill_when_due)
 
-    moved = asyncio.run(run())
-    assert killed
+    # On a busy machine this process may be told of the first tokens when the last are made.
+    for _ in range(TRIES_MAX):
+        moved = asyncio.run(run())
+        assert moved.same == whole.same
+        if num_killed:
+            break
+    assert num_killed == 1
     assert moved.finish is not None
     assert moved.finish.timings.attempts == 2
-    assert moved.same == whole.same
 
 
-def kill_the_running_engine(fleet: Fleet) -> int:
-    """Of the decode instances; returns its process id."""
-    for service in engines(fleet):
-        status = status_of(service)
-        if status.role == "decode" and status.num_reserved_sequences > 0:
-            os.kill(status.engine_pid, signal.SIGKILL)
-            return status.engine_pid
-    raise AssertionError("no decode engine runs the request")
+def kill_running_engines(decoding: list[tuple[ServiceRecord, int]]) -> int:
+    """Of these instances and their engines; returns how many had a sequence and were killed."""
+    for _, pid in decoding:  # Whoever runs the request is not to end it while it is looked for.
+        os.kill(pid, signal.SIGSTOP)
+    num_killed = 0
+    for service, pid in decoding:
+        running = status_of(service).num_reserved_sequences > 0
+        os.kill(pid, signal.SIGKILL if running else signal.SIGCONT)
+        num_killed += running
+    return num_killed
 
 
 def test_a_model_without_latents_is_refused(tiny_model: Path, start_fleet: StartFleet) -> None:
