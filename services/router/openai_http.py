@@ -154,7 +154,7 @@ async def _send_events(request_id: str, events: AsyncGenerator[bytes, None], sen
         "x-accel-buffering": "no",
         "x-request-id": request_id,
     }
-    encoded = [(key.encode(), value.encode("latin-1", "replace")) for key, value in headers.items()]
+    encoded = [(key.encode(), value.encode()) for key, value in headers.items()]
     await send({"type": "http.response.start", "status": 200, "headers": encoded})
     async for event in events:
         await send({"type": "http.response.body", "body": event, "more_body": True})

@@ -276,8 +276,7 @@ def worker_request_id(request_id: str, random: Random) -> str:
     Two routers may have callers with the same idea of an id, and a caller may use one again
     while a worker still ends the former request.
     """
-    prefix = request_id.encode("utf-8")[:_CALLER_ID_BYTES_MAX].decode("utf-8", errors="ignore")
-    return f"{prefix}-{random.getrandbits(64):016x}"
+    return f"{request_id[:_CALLER_ID_BYTES_MAX]}-{random.getrandbits(64):016x}"
 
 
 def _at_fault(placement: Placement, failed: Failed) -> list[str]:

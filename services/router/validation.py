@@ -44,12 +44,12 @@ def check_body_size(num_bytes: int) -> None:
 
 
 def check_request_id(request_id: str, field: str = "request_id") -> None:
-    """Its length, and that it can stand in a header and a log line."""
+    """Its length, and that it reads alike in a header, in metadata of gRPC and in a log line."""
     size = len(request_id.encode("utf-8", errors="surrogatepass"))
     if size > REQUEST_ID_BYTES_MAX:
         raise invalid_argument(field, f"{size} bytes; must be at most {REQUEST_ID_BYTES_MAX}")
-    if not request_id.isprintable():
-        raise invalid_argument(field, "must hold printable characters only")
+    if not all("!" <= character <= "~" for character in request_id):
+        raise invalid_argument(field, "must hold visible ASCII characters only, and no spaces")
 
 
 def check_model(model: str, served: str) -> None:

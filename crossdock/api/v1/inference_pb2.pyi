@@ -186,7 +186,7 @@ class GenerateRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     RETURN_LOGIT_DIGESTS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Unique among live requests; drawn when empty. At most 128 bytes."""
+    """Unique among live requests; drawn when empty. Visible ASCII, at most 128 bytes."""
     model: _builtins.str
     """Empty: the fleet's model."""
     text: _builtins.str

@@ -201,6 +201,7 @@ BAD_INPUT: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"token_ids": inference_pb2.TokenIds(ids=[-1])}, "token_ids.ids[0]", "vocabulary"),
     ({"text": "x", "request_id": "r" * 129}, "request_id", "128"),
+    ({"text": "x", "request_id": "grüße"}, "request_id", "visible ASCII"),
     ({"text": "x", "sampling": Params(max_tokens=0)}, "sampling.max_tokens", "at least 1"),
     ({"text": "x", "sampling": Params(max_tokens=-4)}, "sampling.max_tokens", "at least 1"),
     ({"text": "x", "sampling": Params(max_tokens=4000)}, "sampling.max_tokens", "1023"),

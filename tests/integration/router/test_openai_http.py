@@ -220,6 +220,12 @@ async def test_duplicate_live_id(world: World) -> None:
     await world.assert_drained()
 
 
+async def test_an_id_that_no_header_carries_is_refused(world: World) -> None:
+    headers = {b"x-request-id": "grüße".encode()}
+    response = await world.http.post(CHAT, json=body(), headers=headers)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "x-request-id")
+
+
 async def test_overload_is_429_with_retry_after(world: World) -> None:
     world.decode[0].scripts.append(DecodeScript(error=handoff_refused("full")))
     response = await world.http.post(CHAT, json=body(stream=True))

@@ -104,7 +104,9 @@ def test_token_ids_of_the_vocabulary(token_id: int) -> None:
 def test_request_id() -> None:
     validation.check_request_id("a" * 128)
     refused(validation.check_request_id, "ä" * 65)
-    refused(validation.check_request_id, "a\nb")
+    validation.check_request_id("".join(chr(code) for code in range(0x21, 0x7F)))
+    for bad in ("a\nb", "a b", "\x7f", "ä", "\ud800"):
+        assert "visible ASCII" in refused(validation.check_request_id, bad).message
 
 
 def test_body_size() -> None:
