@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from bench import kv_perplexity, mixed_load, ttft
+from bench.ending import unwind_on_signals
 from bench.figure import Figure, FigureError
 from bench.figure_table import print_table
 from bench.native_programs import ProgramError, find_programs, run_program
@@ -32,6 +33,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", default=[*NATIVE, *SERVED], help="which; all")
     arguments = parser.parse_args()
     configure_logging("warning")
+    unwind_on_signals()
     arguments.out.mkdir(parents=True, exist_ok=True)
     programs = find_programs(arguments.programs)
     figures: list[Figure] = []

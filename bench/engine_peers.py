@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from bench.ending import unwind_on_signals
 from bench.engine_session import Session, Turns
 from bench.figure import FigureError
 from bench.figure_table import markdown, print_table
@@ -26,6 +27,7 @@ _OUT: Final = Path(__file__).parent / "out"
 
 def main() -> int:
     arguments = _parser().parse_args()
+    unwind_on_signals()
     arguments.out.mkdir(parents=True, exist_ok=True)
     log = arguments.out / "engine_peers_rounds.jsonl"
     log.write_text("", encoding="utf-8")

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from bench.ending import unwind_on_signals
 from bench.figure import Figure, FigureError
 from bench.figure_table import markdown, print_table
 from bench.native_programs import ProgramError, find_programs, run_program
@@ -58,6 +59,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="turns of each program")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each case of speed and turn")
     arguments = parser.parse_args()
+    unwind_on_signals()
     arguments.out.mkdir(parents=True, exist_ok=True)
     print(f"load average {os.getloadavg()[0]:.2f}", flush=True)
     rounds: list[list[Figure]] = []

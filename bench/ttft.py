@@ -9,6 +9,7 @@ the difference consists of is told by the routers' timings.
 
 from __future__ import annotations
 
+import os
 import random
 import statistics
 import tempfile
@@ -47,7 +48,7 @@ async def measure(model: Path) -> AsyncIterator[Figure]:
     """Starts a fleet and a second router, measures every prompt length, stops all of it."""
     with tempfile.TemporaryDirectory(prefix="crossdock-bench-") as folder:
         # Without a kvstore, to which prefill alone would write.
-        options = FleetOptions(model_directory=model, kvstore=False)
+        options = FleetOptions(model_directory=model, kvstore=False, parent_pid=os.getpid())
         fleet = Fleet(options, Path(folder), name="bench")
         with fleet:
             assert fleet.record is not None

@@ -62,6 +62,9 @@ def up(
         int | None, typer.Option(min=0, help="What chunks keep a step within; 0: no bound.")
     ] = None,
     kvstore: Annotated[bool, typer.Option(help="Keep prefixes in a kvstore.")] = True,
+    kvstore_memory: Annotated[
+        str | None, typer.Option(help="What the kvstore keeps them in, like 1GiB.")
+    ] = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int, typer.Option(min=0, max=65_535, help="The router's gRPC port; 0: a free one.")
@@ -79,6 +82,7 @@ def up(
         num_prefill=prefill,
         num_decode=decode,
         kvstore=kvstore,
+        kvstore_memory=kvstore_memory,
         weight_dtype=weight_dtype,
         kv_dtype=kv_dtype,
         decode_kv_dtype=decode_kv_dtype,

@@ -20,6 +20,7 @@ class FleetOptions:
     num_prefill: int = 1
     num_decode: int = 1
     kvstore: bool = True
+    kvstore_memory: str | None = None  # Like "1GiB".
     weight_dtype: WeightDtype = "auto"
     kv_dtype: str | None = None
     decode_kv_dtype: str | None = None  # Where it differs.
@@ -33,6 +34,9 @@ class FleetOptions:
     port: int = 0  # Of the router's gRPC server; 0: a free one.
     http_port: int = 0
     log_level: str | None = None
+    parent_pid: int = (
+        0  # Of the process that starts the services; they end with it. 0: they do not.
+    )
     # More arguments for every service of a role.
     arguments: Mapping[Role, Sequence[str]] = field(default_factory=dict)
 
@@ -55,7 +59,11 @@ def kvstore_specs(options: FleetOptions) -> list[ServiceSpec]:
     """The kvstore starts first: prefill instances are told its address."""
     if not options.kvstore:
         return []
-    arguments = [*_given("--transport", options.transport), *_bind_interface(options)]
+    arguments = [
+        *_given("--memory", options.kvstore_memory),
+        *_given("--transport", options.transport),
+        *_bind_interface(options),
+    ]
     return [_spec(options, "kvstore", "kvstore", arguments)]
 
 
@@ -120,6 +128,7 @@ def _spec(
         *("--port", str(options.port if role == "router" else 0)),
         *("--instance-id", instance_id),
         *_given("--log-level", options.log_level),
+        *_given("--parent-pid", options.parent_pid or None),
     ]
     more = options.arguments.get(role, ())
     program = ("-m", f"services.{role}", *common, *arguments, *more)

@@ -87,6 +87,7 @@ async def _run(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    _watch_parent(settings.parent_pid, stop)
     service = build(settings, instance_id)
     metrics = MetricsServer(service.collectors())
     try:
@@ -103,6 +104,27 @@ async def _run(
     finally:
         await service.drain()
         await metrics.close()
+
+
+def _watch_parent(pid: int, stop: asyncio.Event) -> None:
+    """Sets `stop` once the process that started this one, where one is named, has ended."""
+    if pid == 0:
+        return
+    loop = asyncio.get_running_loop()
+
+    def on_end() -> None:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+        stop.set()
+
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        stop.set()
+        return
+    loop.add_reader(descriptor, on_end)
+    if os.getppid() != pid:  # it has ended, and another may have its number
+        on_end()
 
 
 def _announce(role: str, instance_id: str, addresses: Mapping[str, str]) -> None:

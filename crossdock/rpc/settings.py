@@ -33,6 +33,10 @@ class ServiceSettings(BaseSettings):
         str, Field(max_length=128, description="Name of this instance; made up when empty.")
     ] = ""
     log_level: LogLevel = "info"
+    parent_pid: Annotated[
+        int,
+        Field(ge=0, description="The process that starts this one, which ends with it; 0: not."),
+    ] = 0
     drain_timeout: Annotated[
         float, Field(ge=0, description="Seconds that running calls have after SIGTERM.")
     ] = 30.0

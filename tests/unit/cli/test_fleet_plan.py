@@ -50,7 +50,10 @@ def test_without_a_kvstore_nothing_names_one() -> None:
 
 def test_what_is_not_asked_for_is_left_to_the_service() -> None:
     (prefill, _) = worker_specs(FleetOptions(Path("m")), 2, None)
+    (store,) = kvstore_specs(FleetOptions(Path("m")))
+    assert "--memory" not in store.program
     left = {"--kv-dtype", "--kv-memory", "--transport", "--log-level", "--step-ms-max"}
+    left |= {"--parent-pid"}
     assert not (left | {"--no-chunked-prefill"}) & set(prefill.program)
     asked = FleetOptions(
         Path("m"),
@@ -59,6 +62,8 @@ def test_what_is_not_asked_for_is_left_to_the_service() -> None:
         kv_dtype="bf16",
         decode_kv_dtype="fp8_e4m3",
         kv_memory="1GiB",
+        kvstore_memory="3GiB",
+        parent_pid=7,
         transport="tcp",
         chunked_prefill=False,
         step_ms_max=0,
@@ -74,7 +79,11 @@ def test_what_is_not_asked_for_is_left_to_the_service() -> None:
     assert _value(prefill.program, "--transport") == "tcp"
     assert _value(prefill.program, "--step-ms-max") == "0"
     assert "--no-chunked-prefill" in prefill.program
-    assert _value(kvstore_specs(asked)[0].program, "--transport") == "tcp"
+    (store,) = kvstore_specs(asked)
+    assert _value(store.program, "--transport") == "tcp"
+    assert _value(store.program, "--memory") == "3GiB"
+    for spec in (store, prefill, decode, router_spec(asked, [], ["h:3"])):
+        assert _value(spec.program, "--parent-pid") == "7"
 
 
 def test_the_router_knows_its_workers_and_has_the_port() -> None:

@@ -77,14 +77,43 @@ def test_ready_is_announced_and_a_signal_drains(program: Path, number: signal.Si
     with urllib.request.urlopen(f"http://{metrics_address}/metrics", timeout=30) as reply:
         assert b"process_resident_memory_bytes" in reply.read()
     child.send_signal(number)
-    out, err = child.communicate(timeout=30)
+    out, err = child.communicate(timeout=60)
     assert (child.returncode, out) == (0, "")
     assert "drained 3.0" in err
 
 
+_PARENT = """
+import os, subprocess, sys
+subprocess.Popen([sys.executable, *sys.argv[1:], "--parent-pid", str(os.getpid())])
+sys.stdin.read()
+"""
+
+
+def test_a_service_drains_when_the_process_that_started_it_is_killed(program: Path) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", _PARENT, str(program)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[3],
+    )
+    assert _first_line(parent)["event"] == "ready"
+    parent.kill()
+    _, err = parent.communicate(timeout=60)  # until the service, too, has closed its stderr
+    assert "drained" in err
+
+
+def test_a_service_whose_parent_has_ended_before_it_looked_ends(program: Path) -> None:
+    child = _start(program, "--parent-pid", "1", "--port", "2")
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 0
+    assert "drained" in err
+
+
 def test_a_start_that_fails_leaves_one_clear_line_last(program: Path) -> None:
     child = _start(program, "--port", "1")
-    out, err = child.communicate(timeout=30)
+    out, err = child.communicate(timeout=60)
     assert (child.returncode, out) == (1, "")
     assert err.splitlines()[-1] == "crossdock echo: no such thing"
     assert "drained" in err
@@ -102,13 +131,13 @@ def test_a_signal_during_the_start_ends_it(program: Path) -> None:
             child.wait(0.2)
         except subprocess.TimeoutExpired:
             continue
-    child.communicate(timeout=30)
+    child.communicate(timeout=60)
     assert child.returncode in (0, -signal.SIGTERM)  # the latter: before it could watch for it
 
 
 def test_bad_arguments_exit_with_2(program: Path) -> None:
     child = _start(program, "--port", "70000")
-    _, err = child.communicate(timeout=30)
+    _, err = child.communicate(timeout=60)
     assert child.returncode == 2
     assert "--port" in err
     assert "65535" in err
