@@ -29,7 +29,9 @@ StoreTraffic::StoreTraffic(const KvLayout& layout, Scheduler& scheduler, Transfe
       next_operation_(kFirstOperation) {}
 
 void StoreTraffic::look_up(SequenceId id, std::span<const BlockHash> chain, uint64_t tick) {
-  loads_[id].deadline_tick = tick + kAnswerTicks;
+  Load& load = loads_[id];
+  load.deadline_tick = tick + kAnswerTicks;
+  load.chain.assign(chain.begin(), chain.end());
   link::StoreLookup lookup{.sequence_id = id};
   for (const BlockHash& hash : chain) {
     lookup.chain.push_back(hash.low);
@@ -56,6 +58,9 @@ void StoreTraffic::found(const link::StoreFound& answer) {
   load.peer = answer.peer_id;
   load.blocks = answer.blocks;
   const auto num_blocks = static_cast<uint32_t>(load.blocks.size());
+  if (answer.peer_id != 0) {
+    forget(std::span(load.chain).subspan(std::min(load.blocks.size(), load.chain.size())));
+  }
   if (answer.lease_id == 0 || !worth_reading(num_blocks)) {
     num_reads_declined_ += answer.lease_id != 0;
     scheduler_.load_ready(answer.sequence_id, 0);
@@ -126,6 +131,7 @@ void StoreTraffic::finish_load(SequenceId id, Load& load, const Status& status, 
       if (!matches) {
         done.bad.push_back(expected.hash_low);
         done.bad.push_back(expected.hash_high);
+        offered_.erase({expected.hash_low, expected.hash_high});
         ++num_blocks_bad_;
       }
       good = good && matches;
@@ -180,7 +186,7 @@ void StoreTraffic::places(const link::StorePlaces& answer, uint64_t tick) {
     write.spans.push_back(
         {block * layout_.stride_bytes(), place.offset_bytes, layout_.stride_bytes()});
   }
-  if (answer.peer_id == 0) forget(offer);
+  if (answer.peer_id == 0) forget(offer.hashes);
   if (answer.lease_id == 0 || write.spans.empty()) return finish_offer(answer.offer_id);
   offer.writing = true;
   offer.deadline_tick = tick + kTransferTicks;
@@ -192,8 +198,8 @@ void StoreTraffic::places(const link::StorePlaces& answer, uint64_t tick) {
   transfer_.submit(fence);
 }
 
-void StoreTraffic::forget(const Offer& offer) {
-  for (const BlockHash& hash : offer.hashes) offered_.erase(hash);
+void StoreTraffic::forget(std::span<const BlockHash> hashes) {
+  for (const BlockHash& hash : hashes) offered_.erase(hash);
 }
 
 void StoreTraffic::finish_offer(uint64_t offer_id) {
@@ -255,7 +261,7 @@ std::vector<PeerId> StoreTraffic::expire(uint64_t tick) {
     }
   }
   for (const uint64_t offer_id : unanswered) {
-    forget(offers_.at(offer_id));
+    forget(offers_.at(offer_id).hashes);
     finish_offer(offer_id);
   }
   return overdue;

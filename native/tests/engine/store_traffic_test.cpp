@@ -8,6 +8,7 @@ namespace {
 
 constexpr KvLayout kLayout{.num_layers = 1, .num_kv_heads = 1, .head_dim = 8};
 constexpr SequenceId kSequence = 5;
+constexpr SequenceId kLater = 6;
 constexpr PeerId kStore = 3;
 
 class KeptTransfers : public Transfers {
@@ -29,14 +30,25 @@ class StoreTrafficTest : public ::testing::Test {
  protected:
   // A prompt of two whole blocks, computed.
   void SetUp() override {
-    std::vector<int32_t> prompt(2 * kBlockTokens, 1);
-    ASSERT_TRUE(scheduler_
-                    .submit({.id = kSequence,
-                             .role = SequenceRole::kSource,
-                             .prompt = std::move(prompt),
-                             .max_new_tokens = 1})
-                    .ok());
+    submit(kSequence, false);
     ASSERT_FALSE(scheduler_.plan(1).empty());
+  }
+  void submit(SequenceId id, bool awaits_load) {
+    Submission submission{.id = id, .role = SequenceRole::kSource, .max_new_tokens = 1};
+    submission.prompt.assign(2 * kBlockTokens, 1);
+    submission.awaits_load = awaits_load;
+    ASSERT_TRUE(scheduler_.submit(std::move(submission)).ok());
+  }
+  // Another sequence with the same prompt asks the store, which names this many of its blocks.
+  void look_up(PeerId peer, size_t num_blocks) {
+    submit(kLater, true);
+    const auto chain = scheduler_.chain(kSequence);
+    traffic_.look_up(kLater, chain, 3);
+    link::StoreFound found{.sequence_id = kLater, .peer_id = peer, .lease_id = num_blocks};
+    for (const BlockHash& hash : chain.first(num_blocks)) {
+      found.blocks.push_back({.hash_low = hash.low, .hash_high = hash.high});
+    }
+    traffic_.found(found);
   }
   // What the store is asked about; 0: nothing.
   size_t offer() {
@@ -81,6 +93,35 @@ TEST_F(StoreTrafficTest, AnotherStoreIsOfferedEverything) {
   answer(kStore);
   traffic_.store_connected();
   EXPECT_EQ(offer(), 2u);
+}
+
+TEST_F(StoreTrafficTest, WhatAStoreNoLongerHasIsOfferedAgain) {
+  EXPECT_EQ(offer(), 2u);
+  answer(kStore);
+  look_up(kStore, 1);
+  EXPECT_EQ(offer(), 1u);
+}
+
+TEST_F(StoreTrafficTest, WhatNoStoreWasAskedForIsNotOfferedAgain) {
+  EXPECT_EQ(offer(), 2u);
+  answer(kStore);
+  look_up(0, 0);
+  EXPECT_EQ(offer(), 0u);
+}
+
+TEST_F(StoreTrafficTest, WhatAStoreHadWronglyIsOfferedAgain) {
+  EXPECT_EQ(offer(), 2u);
+  answer(kStore);
+  look_up(kStore, 1);
+  ASSERT_EQ(offer(), 1u);  // the other block
+  answer(kStore);
+  const StepPlan& plan = scheduler_.plan(4);
+  ASSERT_EQ(plan.loads.size(), 1u);
+  traffic_.load(plan.loads[0], 4);
+  const auto& read = std::get<ReadSpans>(transfers_.posted.at(0));
+  EXPECT_EQ(traffic_.on_done({.operation = read.operation}, 5), kStore);
+  ASSERT_EQ(traffic_.num_blocks_bad(), 1u);
+  EXPECT_EQ(offer(), 1u);
 }
 
 }  // namespace

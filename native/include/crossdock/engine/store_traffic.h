@@ -62,6 +62,7 @@ class StoreTraffic {
   struct Load {
     uint64_t lease_id = 0;
     PeerId peer = 0;
+    std::vector<BlockHash> chain;           // asked for
     std::vector<link::StoredBlock> blocks;  // of the chain's beginning
     uint64_t deadline_tick = 0;             // of the answer, then of the read
     bool answered = false;
@@ -85,8 +86,8 @@ class StoreTraffic {
   link::StoredBlock checksum(const link::StoredBlock& block, BlockId at) const;
   void finish_load(SequenceId id, Load& load, const Status& status, uint64_t tick);
   void drop_load(SequenceId id, Load& load);
-  // No store took the offer, so its blocks are offered again when they are computed or met again.
-  void forget(const Offer& offer);
+  // The store does not hold these: they are offered again when they are computed or met again.
+  void forget(std::span<const BlockHash> hashes);
   void finish_offer(uint64_t offer_id);
 
   const KvLayout& layout_;
