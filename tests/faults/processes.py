@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import tempfile
 import time
 from dataclasses import dataclass, replace
@@ -63,6 +64,8 @@ class Processes:
         self._engines: dict[str, ProcessIdentity] = {}
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._stopped: set[ProcessIdentity] = set()
+        self._reviving = asyncio.Lock()
+        self._ports: dict[str, socket.socket] = {}
 
     @property
     def records(self) -> list[ServiceRecord]:
@@ -120,10 +123,12 @@ class Processes:
     async def kill(self, place: Place) -> None:
         """Returns once it has ended, which a busy machine may take a while for."""
         identity = self.identity(place)
+        # Another kill's `revive` may put the next one in its place before this looks again.
+        child = self._child(place.instance_id)
         identity.send(signal.SIGKILL)
         deadline_s = time.monotonic() + _KILLED_MAX_S
         # The first thread of a process may end seconds before the last one does.
-        while place.part == "front" and self._child(place.instance_id).exit_code is None:
+        while place.part == "front" and child.exit_code is None:
             assert time.monotonic() < deadline_s, f"{place} does not end"
             await asyncio.sleep(_POLL_S)
         assert await asyncio.to_thread(identity.wait, _KILLED_MAX_S), f"{place} does not end"
@@ -142,7 +147,13 @@ class Processes:
         identity.send(signal.SIGCONT)
 
     async def revive(self) -> None:
-        """Starts every front that has ended again, at the address where it was."""
+        """Starts every front that has ended again, at the address where it was. Whoever calls it
+        while another does returns after that one, to which its own may have fallen.
+        """
+        async with self._reviving:
+            await self._revive()
+
+    async def _revive(self) -> None:
         waiting = []
         for process in list(self.fleet.processes):
             if process.exit_code is None:
@@ -162,15 +173,30 @@ class Processes:
     def _start_again(self, dead: ServiceProcess, record: ServiceRecord) -> ServiceProcess:
         directory = Path(tempfile.mkdtemp(prefix="again-", dir=self.fleet.directory))
         port = record.address.rpartition(":")[2]
+        self._keep(record.address)
         program = list(dead.spec.program)
         program[program.index("--port") + 1] = port
         started = ServiceProcess(replace(dead.spec, program=tuple(program)), directory)
         self.fleet.processes[self.fleet.processes.index(dead)] = started
         return started
 
+    def _keep(self, address: str) -> None:
+        """Nobody gets the port by chance until the front, which wants it and no other, is back."""
+        if address in self._ports:
+            return
+        host, _, port = address.rpartition(":")
+        held = socket.socket()
+        # Who names a port may share it with one that does not listen; who asks for any may not.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind((host, int(port)))
+        self._ports[address] = held
+
     async def close(self) -> None:
         for identity in list(self._stopped):
             self.resume(identity)
+        for held in self._ports.values():
+            held.close()
+        self._ports.clear()
         for channel in self._channels.values():
             await channel.close(None)
         self._channels.clear()

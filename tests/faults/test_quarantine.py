@@ -20,6 +20,7 @@ from tests.faults.load import Bank, options
 from tests.faults.processes import Processes
 from tests.faults.states import PREFILL, STATES
 from tests.faults.summary import SUMMARY
+from tests.faults.witness import BUSY_MAX_S, Witness, keeps
 
 # The receiver waits two seconds for the sender to say that it has stopped; then it breaks the pair.
 _GRACE_S: Final = 2.0
@@ -30,7 +31,7 @@ _REPLACED_MAX_S: Final = 60.0
 # For two sequences at most, so that most stopped senders have been granted more than a quarter.
 _SMALL_KV_MEMORY: Final = "2MiB"
 _TRIES_MAX: Final = 20
-_FREED_MAX_S: Final = 1.0 if is_full() else 10.0
+_FREED_MAX_S: Final = 1.0 if is_full() else BUSY_MAX_S
 _POLL_S: Final = 0.02
 
 
@@ -62,46 +63,56 @@ async def num_quarantined(processes: Processes) -> int:
     return (await processes.status("decode-0")).num_quarantined_blocks
 
 
-async def seconds_until_freed(processes: Processes, timeout_s: float) -> float:
+async def until_freed(processes: Processes) -> tuple[float, float]:
+    """Seconds, and those of a witness."""
     begin_s = time.monotonic()
-    while await num_quarantined(processes):
-        assert time.monotonic() - begin_s < timeout_s, "the quarantine does not end"
-        await asyncio.sleep(_POLL_S)
-    return time.monotonic() - begin_s
+    with Witness() as witness:
+        while await num_quarantined(processes):
+            assert time.monotonic() - begin_s < _GRACE_S + BUSY_MAX_S, "the quarantine does not end"
+            await asyncio.sleep(_POLL_S)
+    return time.monotonic() - begin_s, witness.stood_s
 
 
 async def stays_quarantined(processes: Processes) -> None:
-    """For longer than the receiver waits for a word of the sender."""
+    """For longer than the receiver waits for a word of the sender. Others may still come: of the
+    callers that went away at once, each has its own way to the receiver.
+    """
     held = await num_quarantined(processes)
     end_s = time.monotonic() + _OBSERVED_S
     while time.monotonic() < end_s:
-        assert await num_quarantined(processes) == held
+        now = await num_quarantined(processes)
+        assert now >= held
+        held = now
         await asyncio.sleep(_POLL_S)
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_over_shared_memory_only_death_or_its_own_word_ends_it(
     fault_model: Path, bank: Bank, fault_seed: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """A stopped process resumes the copy that it was at, however long it stood."""
+    random = Random(fault_seed)
 
     async def run(fleet: Fleet) -> None:
-        random = Random(fault_seed)
         async with quarantine(fleet, bank, random, "shm") as processes:
             await stays_quarantined(processes)
             processes.resume(processes.identity(PREFILL))
-            await seconds_until_freed(processes, 10.0)
+            await until_freed(processes)
+        await keeps(_FREED_MAX_S, lambda: after_death(fleet))
+
+    async def after_death(fleet: Fleet) -> tuple[float, float]:
         async with quarantine(fleet, bank, random, "shm") as processes:
             await stays_quarantined(processes)
             await processes.kill(PREFILL)
-            freed_s = await seconds_until_freed(processes, _FREED_MAX_S)
+            freed_s, stood_s = await until_freed(processes)
             SUMMARY.lines.append(f"quarantine over shm: free {freed_s * 1e3:.0f} ms after death")
+        return freed_s, stood_s
 
     with Fleet(options(fault_model, "shm"), tmp_path_factory.mktemp("fleet")) as fleet:
         asyncio.run(run(fleet))
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 def test_a_quarantine_above_its_bound_that_nothing_ends_costs_the_slab(
     fault_model: Path, bank: Bank, fault_seed: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -144,17 +155,22 @@ async def epoch_of(instance_id: str, processes: Processes) -> int:
     return (await processes.status(instance_id)).epoch
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_over_tcp_the_receiver_closes_the_way_in(
     fault_model: Path, bank: Bank, fault_seed: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Nothing lands through an endpoint that the receiver has closed, so it waits for nobody."""
+    random = Random(fault_seed)
 
     async def run(fleet: Fleet) -> None:
-        async with quarantine(fleet, bank, Random(fault_seed), "tcp") as processes:
-            freed_s = await seconds_until_freed(processes, _GRACE_S + _FREED_MAX_S)
+        await keeps(_GRACE_S + _FREED_MAX_S, lambda: while_stopped(fleet))
+
+    async def while_stopped(fleet: Fleet) -> tuple[float, float]:
+        async with quarantine(fleet, bank, random, "tcp") as processes:
+            freed_s, stood_s = await until_freed(processes)
             SUMMARY.lines.append(f"quarantine over tcp: free after {freed_s:.1f} s, peer stopped")
             processes.resume(processes.identity(PREFILL))
+        return freed_s, stood_s
 
     with Fleet(options(fault_model, "tcp"), tmp_path_factory.mktemp("fleet")) as fleet:
         asyncio.run(run(fleet))

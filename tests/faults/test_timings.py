@@ -6,7 +6,6 @@ import asyncio
 import functools
 import signal
 import time
-import urllib.request
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -16,38 +15,23 @@ from typing import Final
 
 import grpc
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from crossdock.api.v1 import decode_pb2, decode_pb2_grpc
 from crossdock.cli.fleet import Fleet
-from crossdock.cli.fleet_record import ServiceRecord
 from crossdock.errors import Reason
 from crossdock.rpc.status import from_rpc_error
-from tests.e2e.caller import Answer, Caller, router_address, sampling
+from tests.e2e.caller import Answer, Caller, retries, router_address, sampling
 from tests.faults.cells import is_full, serves, until_clean
 from tests.faults.load import NUM_RUNNING, Bank, Outcomes, ask_once, options
 from tests.faults.processes import Place, Processes
 from tests.faults.summary import SUMMARY
+from tests.faults.witness import BUSY_MAX_S, Witness, keeps
 
-# The bound, and what a machine busy with other things needs for the same.
-KNOWN_MAX_S: Final = 1.0 if is_full() else 10.0
-STALL_MAX_S: Final = 1.0 if is_full() else 10.0
+KNOWN_MAX_S: Final = 1.0 if is_full() else BUSY_MAX_S
+STALL_MAX_S: Final = 1.0 if is_full() else BUSY_MAX_S
 _POLL_S: Final = 0.01
 _PAIRED_MAX_S: Final = 60.0
 _LONG_TOKENS: Final = 600
-_RETRIES: Final = "crossdock_router_retries_total"
-
-
-def retries(router: ServiceRecord) -> float:
-    """Attempts that the router started after a loss."""
-    with urllib.request.urlopen(f"http://{router.metrics_address}/metrics", timeout=10) as reply:
-        families = text_string_to_metric_families(reply.read().decode())
-        return sum(
-            sample.value
-            for family in families
-            for sample in family.samples
-            if sample.name == _RETRIES and sample.labels["cause"] == "lost"
-        )
 
 
 @asynccontextmanager
@@ -89,7 +73,7 @@ PLACES: Final = [
 ]
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("transport", ["shm", "tcp"] if is_full() else ["shm"])
 @pytest.mark.parametrize("place", PLACES if is_full() else PLACES[::2], ids=str)
 def test_a_death_is_known_and_answered_within_a_second(
@@ -101,11 +85,17 @@ def test_a_death_is_known_and_answered_within_a_second(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     wanted = options(fault_model, transport, num_instances=2)
+    random = Random(fault_seed)
+
+    async def run(fleet: Fleet) -> None:
+        await keeps(KNOWN_MAX_S, lambda: _death(fleet, bank, random, place))
+
     with Fleet(wanted, tmp_path_factory.mktemp("fleet")) as fleet:
-        asyncio.run(_death(fleet, bank, Random(fault_seed), place, transport))
+        asyncio.run(run(fleet))
 
 
-async def _death(fleet: Fleet, bank: Bank, random: Random, place: Place, transport: str) -> None:
+async def _death(fleet: Fleet, bank: Bank, random: Random, place: Place) -> tuple[float, float]:
+    """Seconds until the last of the survivors has done its part, and the witness'."""
     processes = Processes(fleet)
     others = ["decode-0", "decode-1"] if place.role == "prefill" else ["prefill-0", "prefill-1"]
     try:
@@ -115,7 +105,8 @@ async def _death(fleet: Fleet, bank: Bank, random: Random, place: Place, transpo
             for other in others:
                 paired = functools.partial(is_paired, processes, other, epoch)
                 await until(paired, time.monotonic() + _PAIRED_MAX_S)
-            times = await _kill(processes, place, epoch, others)
+            with Witness() as witness:
+                times = await _kill(processes, place, epoch, others)
             await processes.kill(place)  # waits for its end
             await processes.revive()
         await until_clean(processes)
@@ -124,9 +115,9 @@ async def _death(fleet: Fleet, bank: Bank, random: Random, place: Place, transpo
     finally:
         await processes.close()
     told = ", ".join(f"{s * 1e3:.0f}" for s in times[:-1])
-    line = f"kill of {place} over {transport}: known after {told} ms, "
+    line = f"kill of {place} over {fleet.options.transport}: known after {told} ms, "
     SUMMARY.lines.append(line + f"a new attempt after {times[-1] * 1e3:.0f} ms")
-    assert max(times) < KNOWN_MAX_S, SUMMARY.lines[-1]
+    return max(times), witness.stood_s
 
 
 async def _kill(processes: Processes, place: Place, epoch: int, others: list[str]) -> list[float]:
@@ -144,7 +135,7 @@ async def _kill(processes: Processes, place: Place, epoch: int, others: list[str
 
     events: list[Callable[[], Awaitable[bool]]]
     events = [*(functools.partial(is_parted, other) for other in others), has_retried]
-    ends = [until(event, killed_s + KNOWN_MAX_S + 1.0) for event in events]
+    ends = [until(event, killed_s + BUSY_MAX_S) for event in events]
     return [end_s - killed_s for end_s in await asyncio.gather(*ends)]
 
 
@@ -173,7 +164,7 @@ async def _meets_new_keys(processes: Processes, place: Place, epoch: int) -> Non
     assert from_rpc_error(refused.value).reason == Reason.STALE_EPOCH
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_one_broken_pair_recovers_alone(
     role: str,
@@ -183,11 +174,17 @@ def test_one_broken_pair_recovers_alone(
 ) -> None:
     """Streams of the healthy instances go on while an engine beside them dies and comes back."""
     wanted = options(fault_model, "shm", num_instances=2)
+    random = Random(fault_seed)
+
+    async def run(fleet: Fleet) -> None:
+        await keeps(STALL_MAX_S, lambda: _bystanders(fleet, random, Place(f"{role}-0", "engine")))
+
     with Fleet(wanted, tmp_path_factory.mktemp("fleet")) as fleet:
-        asyncio.run(_bystanders(fleet, Random(fault_seed), Place(f"{role}-0", "engine")))
+        asyncio.run(run(fleet))
 
 
-async def _bystanders(fleet: Fleet, random: Random, place: Place) -> None:
+async def _bystanders(fleet: Fleet, random: Random, place: Place) -> tuple[float, float]:
+    """The longest that a stream of the healthy was without a token, and the witness'."""
     processes = Processes(fleet)
     prompts = [[random.randrange(3, 512) for _ in range(40)] for _ in range(NUM_RUNNING // 2)]
     params = [sampling(_LONG_TOKENS) for _ in prompts]
@@ -203,8 +200,9 @@ async def _bystanders(fleet: Fleet, random: Random, place: Place) -> None:
                 for prompt, clock in zip(prompts, clocks, strict=True)
             ]
             await asyncio.gather(*(clock.ticking.wait() for clock in clocks))
-            await processes.kill(place)
-            answers = await asyncio.gather(*streams)
+            with Witness() as witness:
+                await processes.kill(place)
+                answers = await asyncio.gather(*streams)
         await until_clean(processes)
     finally:
         await processes.close()
@@ -215,7 +213,7 @@ async def _bystanders(fleet: Fleet, random: Random, place: Place) -> None:
         f"kill of {place}: {len(alone)} of {len(answers)} streams went on in their first attempt, "
         f"without a token for {max(alone) * 1e3:.0f} ms at most"
     )
-    assert max(alone) < STALL_MAX_S, SUMMARY.lines[-1]
+    return max(alone), witness.stood_s
 
 
 class Clock:
