@@ -6,11 +6,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from crossdock import models
 from crossdock.cli.fleet import Fleet
 from crossdock.cli.fleet_plan import FleetOptions
 from tests.tiny_models.directory import TinyModel, write_tiny_model
+
+# Property tests have no time limit an example: machines are shared.
+settings.register_profile(
+    "crossdock", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.load_profile("crossdock")
 
 # A tiny model needs little; several fleets share a machine's /dev/shm.
 KV_MEMORY = "64MiB"
