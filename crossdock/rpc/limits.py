@@ -8,9 +8,11 @@ from typing import Final
 # INVALID_ARGUMENT and RESOURCE_EXHAUSTED always means overload.
 MESSAGE_BYTES_MAX: Final = 16 << 20
 
-# Calls that have arrived and that nobody has looked at yet. Beyond its own bound, 1,000, gRPC ends
-# some with CANCELLED; ours, on live requests, says what it is and when to come back.
+# Calls that have arrived and that nobody has looked at yet. Beyond its own bounds, 1,000 of them or
+# 30 s, gRPC ends some with CANCELLED; ours, on live requests, says what it is and when to come
+# back, and where a server is busy for so long, the deadline of a call ends it.
 PENDING_CALLS_MAX: Final = 65_536
+PENDING_MAX_S: Final = 3_600
 
 # A dead connection is noticed within the sum of the two. Pings go out only while calls are live,
 # so an idle fleet sends none.

@@ -47,6 +47,7 @@ class RpcServer:
                 ("grpc.max_receive_message_length", limits.MESSAGE_BYTES_MAX),
                 ("grpc.server.max_pending_requests", limits.PENDING_CALLS_MAX),
                 ("grpc.server.max_pending_requests_hard_limit", limits.PENDING_CALLS_MAX),
+                ("grpc.server_max_unrequested_time_in_server", limits.PENDING_MAX_S),
                 ("grpc.so_reuseport", 0),
                 ("grpc.keepalive_time_ms", limits.KEEPALIVE_TIME_MS),
                 ("grpc.keepalive_timeout_ms", limits.KEEPALIVE_TIMEOUT_MS),

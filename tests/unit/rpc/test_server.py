@@ -65,7 +65,7 @@ async def test_calls_that_arrive_all_at_once_are_all_answered() -> None:
 
 async def _health(channel: grpc.aio.Channel, service: str) -> Any:
     reply: health_pb2.HealthCheckResponse = await health_pb2_grpc.HealthStub(channel).Check(
-        health_pb2.HealthCheckRequest(service=service), timeout=60
+        health_pb2.HealthCheckRequest(service=service), timeout=240
     )
     return reply.status
 
