@@ -24,7 +24,7 @@ CONTEXT_TOKENS_MAX = 1024
 VOCAB_SIZE = 512
 EOS = 2
 FIRST_TEXT_ID = 3
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 def text_token(position: int, seed: int) -> int:
@@ -42,6 +42,7 @@ class DecodeScript:
 
     error: CrossdockError | None = None  # before the commit, or as the next ones say
     fail_after: int | None = None  # tokens, then `error`
+    is_away_then: bool = False  # its reports say so from then on
     hold_after: int | None = None  # tokens, then waits for `release`
     tokens: list[int] | None = None  # what it generates; by default, letters
     per_message: int = 1
@@ -84,10 +85,13 @@ class _Instance:
     requests: list[Any] = field(default_factory=list)
     started: asyncio.Event = field(default_factory=asyncio.Event)
     address: str = ""
-    num_reports: int = 0
+    reports: asyncio.Event = field(default_factory=asyncio.Event)  # Set: it tells of itself.
 
-    def status(self) -> kv_pb2.InstanceStatus:
-        self.num_reports += 1
+    def __post_init__(self) -> None:
+        self.reports.set()
+
+    async def status(self) -> kv_pb2.InstanceStatus:
+        await self.reports.wait()
         return kv_pb2.InstanceStatus(
             instance_id=self.instance_id,
             role=self.role,
@@ -134,7 +138,7 @@ class FakeDecode(decode_pb2_grpc.DecodeServicer):
         )
 
     async def GetStatus(self, request: Any, context: Any) -> kv_pb2.InstanceStatus:
-        return self.instance.status()
+        return await self.instance.status()
 
     async def Generate(
         self, request: decode_pb2.DecodeRequest, context: Any
@@ -162,6 +166,7 @@ class FakeDecode(decode_pb2_grpc.DecodeServicer):
                 if response.tokens:
                     yield response
                 assert script.error is not None
+                self.instance.ready = not script.is_away_then
                 raise script.error
             if script.hold_after == index:
                 if response.tokens:
@@ -206,7 +211,7 @@ class FakePrefill(prefill_pb2_grpc.PrefillServicer):
         )
 
     async def GetStatus(self, request: Any, context: Any) -> kv_pb2.InstanceStatus:
-        return self.instance.status()
+        return await self.instance.status()
 
     def Connect(self, request: Any, context: Any) -> AsyncIterator[kv_pb2.ConnectResponse]:
         raise AssertionError("the router makes no pairs")

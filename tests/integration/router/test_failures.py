@@ -29,8 +29,9 @@ from crossdock.errors import (
     unreachable,
 )
 from crossdock.rpc.status import from_rpc_error
+from services.router import retry
 from tests.integration.router.conftest import World, until
-from tests.integration.router.fakes import DecodeScript, PrefillScript, text_token
+from tests.integration.router.fakes import WAIT_S, DecodeScript, PrefillScript, text_token
 
 Params = inference_pb2.SamplingParams
 MakeWorld = Callable[..., Any]
@@ -251,12 +252,20 @@ async def test_the_callers_answer_to_lost_attempts_is_to_try_later(make_world: M
     await assert_refused(world, Code.UNAVAILABLE, Reason.INTERNAL)
 
 
-async def test_a_new_request_waits_for_the_word_of_a_suspect(world: World) -> None:
+async def test_a_new_request_waits_for_the_word_of_a_suspect(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One request's failure is no refusal for those that come within the next second."""
-    world.decode[0].scripts.append(DecodeScript(fail_after=3, error=engine_restarted("ended")))
+    monkeypatch.setattr(retry, "TRUST_WAIT_S", WAIT_S)
+    decode = world.decode[0]
+    decode.scripts.append(DecodeScript(fail_after=3, error=engine_restarted("ended")))
+    decode.instance.reports.clear()
     first = asyncio.create_task(world.generate(**request()))
     await until(lambda: world.router.fleet.snapshot().decode[0].suspect)
-    await assert_served(world, num_attempts=1)
+    second = asyncio.create_task(assert_served(world, num_attempts=1))
+    await until(lambda: len(world.router.live) == 2)
+    decode.instance.reports.set()
+    await second
     assert ids_of(await first) == expected(20)
     await world.assert_drained()
 
@@ -294,8 +303,8 @@ async def test_no_instance_is_ready(make_world: MakeWorld) -> None:
 
 async def test_the_only_decode_does_not_come_back(make_world: MakeWorld) -> None:
     world = await make_world(instance_wait=0.3)
-    world.decode[0].scripts.append(DecodeScript(fail_after=3, error=engine_restarted("ended")))
-    world.decode[0].instance.ready = False
+    script = DecodeScript(fail_after=3, error=engine_restarted("ended"), is_away_then=True)
+    world.decode[0].scripts.append(script)
     await assert_refused(world, Code.UNAVAILABLE, Reason.NOT_READY)
 
 
@@ -345,8 +354,8 @@ async def test_caller_cancels_while_decoding(world: World) -> None:
 
 
 async def test_caller_cancels_while_the_router_waits_for_an_instance(world: World) -> None:
-    world.decode[0].scripts.append(DecodeScript(fail_after=3, error=engine_restarted("ended")))
-    world.decode[0].instance.ready = False
+    script = DecodeScript(fail_after=3, error=engine_restarted("ended"), is_away_then=True)
+    world.decode[0].scripts.append(script)
     await _cancel_when(
         world, lambda: bool(world.decode[0].instance.requests) and not _busy(world.decode)
     )
