@@ -199,7 +199,7 @@ class FakeEngine:
 
     async def next(self, kind: type[Any], count: int = 1) -> Any:
         """The count-th command of that kind, once it was sent."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(self.sent(kind)) < count:  # noqa: ASYNC110 - a fake has no event to await
                 await asyncio.sleep(0.001)
         return self.sent(kind)[count - 1]

@@ -93,7 +93,7 @@ class RunningStore:
     channel: grpc.aio.Channel = field(repr=False)
 
     async def until(self, condition: Any) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not condition():  # noqa: ASYNC110 - what is awaited has no event
                 await asyncio.sleep(0.001)
 

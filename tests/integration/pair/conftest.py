@@ -37,6 +37,7 @@ SETTINGS = ServiceSettings(drain_timeout=5)
 KV_MEMORY_BYTES = 8 << 20
 STORE_MEMORY_BYTES = 32 << 20
 VOCAB_SIZE = 512
+REQUEST_MAX_S = 120.0
 
 
 def prompt(num_tokens: int, seed: int = 0) -> list[int]:
@@ -54,12 +55,12 @@ class Instance:
 
     async def status(self) -> kv_pb2.InstanceStatus:
         reply: kv_pb2.InstanceStatus = await self.stub.GetStatus(
-            kv_pb2.InstanceRequest(), timeout=10
+            kv_pb2.InstanceRequest(), timeout=30
         )
         return reply
 
     async def until(
-        self, condition: Callable[[kv_pb2.InstanceStatus], bool], timeout_s: float = 30
+        self, condition: Callable[[kv_pb2.InstanceStatus], bool], timeout_s: float = 60
     ) -> kv_pb2.InstanceStatus:
         """The first status that satisfies the condition."""
         deadline = asyncio.get_running_loop().time() + timeout_s
@@ -152,7 +153,7 @@ class Pair:
                 source_epoch=source.epoch,
                 **fields,
             ),
-            timeout=60,
+            timeout=REQUEST_MAX_S,
         )
         prefill_call = self.prefill.stub.Prefill(
             prefill_pb2.PrefillRequest(
@@ -161,7 +162,7 @@ class Pair:
                 target_epoch=target.epoch,
                 **fields,
             ),
-            timeout=60,
+            timeout=REQUEST_MAX_S,
         )
         return Handoff(decode_call, prefill_call)
 
@@ -172,7 +173,7 @@ class Pair:
         answer = Answer()
         fields = request_fields(token_ids, max_tokens, changes)
         async for message in self.decode.stub.Generate(
-            decode_pb2.DecodeRequest(**fields), timeout=60
+            decode_pb2.DecodeRequest(**fields), timeout=REQUEST_MAX_S
         ):
             answer.add(message)
         return answer

@@ -62,7 +62,7 @@ async def test_the_counters_of_handoffs_reach_the_status(pair: Pair) -> None:
     for expected in (1, 2):
         await pair.handed_off(prompt(40))
         for instance in (pair.prefill, pair.decode):
-            status = await instance.status()
+            status = await instance.until_free()
             moved = {c.name: c.value for c in status.counters if c.name.startswith("handoff_")}
             assert moved.pop("handoff_commits") == expected
             assert moved, "nothing but commits is counted"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from crossdock.api.v1 import kv_pb2
+from services.prefill import store_client
 from tests.integration.pair.conftest import (
     Instance,
     Pair,
@@ -20,6 +21,13 @@ from tests.integration.pair.conftest import (
     running_pair,
     store_instance,
 )
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is busy is not to pass for a store that is slow: what is asked is kept."""
+    monkeypatch.setattr(store_client, "_ACQUIRE_S", 60.0)
+    monkeypatch.setattr(store_client, "_BACKGROUND_S", 60.0)
 
 
 @pytest.fixture(params=["shm", "tcp"])

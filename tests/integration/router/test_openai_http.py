@@ -268,7 +268,8 @@ async def test_client_goes_away(world: World, stream: bool, stage: str) -> None:
         world.prefill[0].scripts.append(PrefillScript(hang=True))
     else:
         world.decode[0].scripts.append(DecodeScript(hold_after=2))
-    async with httpx.AsyncClient(base_url=f"http://{world.http_address}") as client:
+    base = f"http://{world.http_address}"
+    async with httpx.AsyncClient(base_url=base, timeout=WAIT_S) as client:
         call = asyncio.create_task(client.post(CHAT, json=body(stream=stream)))
         await until(lambda: world.decode[0].instance.num_live == 1)
         if stage == "decode":

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from crossdock.cli.main import app
 
-WAIT_S = 60.0
+WAIT_S = 120.0
 
 
 def _run(tmp_path: Path, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:

@@ -11,7 +11,7 @@ import pytest
 
 from crossdock.cli.process_identity import ProcessIdentity
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 @pytest.fixture

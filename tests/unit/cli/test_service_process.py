@@ -14,7 +14,7 @@ from crossdock.cli.fleet_plan import ServiceSpec
 from crossdock.cli.fleet_record import ServiceRecord
 from crossdock.cli.service_process import ServiceProcess
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 READY = """
 import json, os, sys, time
 addresses = {"address": "127.0.0.1:1", "metrics_address": "127.0.0.1:2"}

@@ -27,16 +27,16 @@ from tests.fakes.requests import request
 async def fake() -> AsyncIterator[FakeEngine]:
     engine = FakeEngine(epoch=5)
     yield engine
-    engine.exit(0)
-    await asyncio.sleep(0.01)
     engine.close()
 
 
 @pytest.fixture
-async def engine(fake: FakeEngine) -> Engine:
+async def engine(fake: FakeEngine) -> AsyncIterator[Engine]:
     engine = Engine(fake, fake)
     await engine.wait_ready(10)
-    return engine
+    yield engine
+    fake.exit(0)
+    await engine.wait_down()
 
 
 def _open(engine: Engine, *, local: bool = True) -> EngineSequence:

@@ -26,7 +26,7 @@ def _program(tmp_path: Path, body: str) -> Path:
 async def test_the_command_line_and_the_descriptors_reach_it(tmp_path: Path) -> None:
     program = _program(tmp_path, f'printf "%s\\n" "$@" > {tmp_path}/arguments; echo hi >&"$4"')
     _, process = await ProcessLauncher(CONFIG, program).launch()
-    assert await asyncio.wait_for(process.wait(), 10) in (0, 2)  # an eventfd takes no text
+    assert await asyncio.wait_for(process.wait(), 60) in (0, 2)  # an eventfd takes no text
     arguments = (tmp_path / "arguments").read_text().splitlines()
     flags = dict(zip(arguments[::2], arguments[1::2], strict=True))
     assert set(flags) == {"--link-fd", "--to-engine-fd", "--to-front-fd", "--front-pid", "--config"}
@@ -39,13 +39,13 @@ async def test_the_command_line_and_the_descriptors_reach_it(tmp_path: Path) -> 
 async def test_exit_codes_and_signals_are_told(tmp_path: Path) -> None:
     for body, code in (("exit 7", 7), ("kill -9 $$", -9)):
         _, process = await ProcessLauncher(CONFIG, _program(tmp_path, body)).launch()
-        assert await asyncio.wait_for(process.wait(), 10) == code
+        assert await asyncio.wait_for(process.wait(), 60) == code
 
 
 async def test_killing_ends_it_and_is_harmless_afterwards(tmp_path: Path) -> None:
     _, process = await ProcessLauncher(CONFIG, _program(tmp_path, "exec sleep 60")).launch()
     process.kill()
-    assert await asyncio.wait_for(process.wait(), 10) == -9
+    assert await asyncio.wait_for(process.wait(), 60) == -9
     process.kill()
 
 
@@ -70,7 +70,7 @@ echo 'not for the ready line'
 """
     with structlog.testing.capture_logs() as logs:
         _, process = await ProcessLauncher(CONFIG, _program(tmp_path, body)).launch()
-        await asyncio.wait_for(process.wait(), 10)
+        await asyncio.wait_for(process.wait(), 60)
     assert {
         "event": "loaded",
         "log_level": "warning",
@@ -87,7 +87,7 @@ async def test_its_own_lines_keep_what_they_say(tmp_path: Path) -> None:
         _, process = await ProcessLauncher(
             CONFIG, _program(tmp_path, f"echo '{line}' >&2")
         ).launch()
-        await asyncio.wait_for(process.wait(), 10)
+        await asyncio.wait_for(process.wait(), 60)
     assert logs == [
         {
             "event": "engine_failed",
@@ -114,7 +114,7 @@ async def test_a_line_without_end_does_not_stop_the_log(tmp_path: Path) -> None:
     body = "head -c 700000 /dev/zero | tr '\\0' x >&2; echo >&2; echo done >&2"
     with structlog.testing.capture_logs() as logs:
         _, process = await ProcessLauncher(CONFIG, _program(tmp_path, body)).launch()
-        await asyncio.wait_for(process.wait(), 20)
+        await asyncio.wait_for(process.wait(), 60)
     assert logs[-1]["line"] == "done"
 
 

@@ -87,7 +87,7 @@ async def test_a_block_travels_from_reserve_to_acquire(kvstore: RunningStore) ->
     assert (await stub.Commit(_filled(reserved), timeout=10)).num_published == 3
     assert (await stub.Match(match, timeout=10)).num_blocks == 3
     acquired = await stub.Acquire(
-        kvstore_pb2.AcquireRequest(incarnation=5, chain=CHAIN, ttl_ms=1_000), timeout=10
+        kvstore_pb2.AcquireRequest(incarnation=5, chain=CHAIN, ttl_ms=60_000), timeout=10
     )
     assert [(block.hash.low, block.checksum) for block in acquired.blocks] == [
         (n, CHECKSUM) for n in range(3)

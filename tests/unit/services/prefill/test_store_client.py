@@ -34,7 +34,7 @@ class Attached:
     client: StoreClient
 
     async def connected(self) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not self.client.connected:  # noqa: ASYNC110 - a pair has no public event
                 await asyncio.sleep(0.001)
 
@@ -82,7 +82,14 @@ async def kvstore() -> AsyncIterator[RunningStore]:
 
 
 @pytest.fixture
-async def attached(kvstore: RunningStore) -> AsyncIterator[Attached]:
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is busy is not to pass for a store that is slow."""
+    monkeypatch.setattr(store_client, "_ACQUIRE_S", 60.0)
+    monkeypatch.setattr(store_client, "_BACKGROUND_S", 60.0)
+
+
+@pytest.fixture
+async def attached(kvstore: RunningStore, _patient: None) -> AsyncIterator[Attached]:
     attached = await _attach(kvstore.address)
     await attached.connected()
     yield attached
@@ -189,6 +196,8 @@ async def test_a_slow_store_is_answered_for_and_then_left_alone(
         await asyncio.Event().wait()
 
     monkeypatch.setattr(KvStoreServicer, "Acquire", never)
+    monkeypatch.setattr(store_client, "_ACQUIRE_S", 1.0)  # Enough for the question to arrive.
+    monkeypatch.setattr(store_client, "_PAUSE_MIN_S", 60.0)
     async with running_store() as kvstore:
         attached = await _attach(kvstore.address)
         await attached.connected()
@@ -219,6 +228,7 @@ async def test_a_reservation_whose_answer_is_lost_is_freed_with_the_pair(
         await _detach(attached)
 
 
+@pytest.mark.usefixtures("_patient")
 async def test_a_checksum_of_another_length_is_answered_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -234,6 +244,7 @@ async def test_a_checksum_of_another_length_is_answered_for(
         await _detach(attached)
 
 
+@pytest.mark.usefixtures("_patient")
 async def test_a_store_that_ends_and_returns_is_connected_again() -> None:
     async with running_store() as first:
         port = int(first.address.rsplit(":", 1)[1])
