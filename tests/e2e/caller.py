@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+import urllib.request
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
 import grpc
+from prometheus_client.parser import text_string_to_metric_families
 
 from crossdock.api.v1 import (
     decode_pb2,
@@ -151,12 +153,24 @@ _STUBS = {
 }
 
 
-def status_of(service: ServiceRecord, timeout_s: float = 10.0) -> kv_pb2.InstanceStatus:
+def status_of(service: ServiceRecord, timeout_s: float = 30.0) -> kv_pb2.InstanceStatus:
     """What one instance says of itself."""
     with grpc.insecure_channel(service.address) as channel:
         stub = _STUBS[service.role](channel)
         status: kv_pb2.InstanceStatus = stub.GetStatus(kv_pb2.InstanceRequest(), timeout=timeout_s)
         return status
+
+
+def retries(router: ServiceRecord) -> float:
+    """Attempts that the router started after a loss."""
+    with urllib.request.urlopen(f"http://{router.metrics_address}/metrics", timeout=30) as reply:
+        families = text_string_to_metric_families(reply.read().decode())
+        return sum(
+            sample.value
+            for family in families
+            for sample in family.samples
+            if sample.name == "crossdock_router_retries_total" and sample.labels["cause"] == "lost"
+        )
 
 
 def engines(fleet: Fleet) -> list[ServiceRecord]:
@@ -174,6 +188,7 @@ def leftovers(fleet: Fleet) -> list[str]:
             "quarantined blocks": status.num_quarantined_blocks,
             "running": status.num_running,
             "waiting": status.num_waiting,
+            "sequences of the front": status.num_reserved_sequences,
             "handoffs": status.num_handoffs,
             "not ready": not status.ready,
         }
@@ -184,7 +199,7 @@ def leftovers(fleet: Fleet) -> list[str]:
     return found
 
 
-def wait_until_clean(fleet: Fleet, timeout_s: float = 30.0) -> None:
+def wait_until_clean(fleet: Fleet, timeout_s: float = 60.0) -> None:
     """Returns once nothing is held; fails with what is, after the timeout."""
     deadline_s = time.monotonic() + timeout_s
     while True:
@@ -196,3 +211,17 @@ def wait_until_clean(fleet: Fleet, timeout_s: float = 30.0) -> None:
             return
         assert time.monotonic() < deadline_s, f"still held: {found}"
         time.sleep(0.1)
+
+
+def wait_until_connected(fleet: Fleet, timeout_s: float = 60.0) -> None:
+    """Returns once every prefill engine has a pair with the store, which is made in the background;
+    until then nothing is kept, and nothing found.
+    """
+    (store,) = services(fleet, "kvstore")
+    deadline_s = time.monotonic() + timeout_s
+    for prefill in services(fleet, "prefill"):
+        while (store.instance_id, "ready") not in {
+            (peer.instance_id, peer.state) for peer in status_of(prefill).peers
+        }:
+            assert time.monotonic() < deadline_s, f"{prefill.instance_id} has no store"
+            time.sleep(0.1)

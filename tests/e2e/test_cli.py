@@ -17,7 +17,7 @@ import pytest
 from crossdock.cli.process_identity import ProcessIdentity
 from tests.conftest import KV_MEMORY
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 WAIT_S = 120.0
 
 

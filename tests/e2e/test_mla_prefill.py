@@ -81,15 +81,16 @@ def test_a_replay_goes_on_with_the_same_bits(
 ) -> None:
     fleet = start_fleet(options(mla_model, num_decode=2))
     whole = one_engine(fleet, PROMPT, 300)
-    decoding = [(service, status_of(service).engine_pid) for service in services(fleet, "decode")]
-    num_killed = 0
-
-    def kill_when_due(answer: Answer) -> None:
-        nonlocal num_killed
-        if len(answer.ids) >= num_before and not num_killed:
-            num_killed = kill_running_engines(decoding)
 
     async def run() -> Answer:
+        decoding = [(s, status_of(s).engine_pid) for s in services(fleet, "decode")]
+        num_killed = 0
+
+        def kill_when_due(answer: Answer) -> None:
+            nonlocal num_killed
+            if len(answer.ids) >= num_before and not num_killed:
+                num_killed = kill_running_engines(decoding)
+
         async with Caller(router_address(fleet)) as caller:
             return await caller.generate(PROMPT, sampling(300), on_message=kill_when_due)
 
@@ -97,11 +98,10 @@ def test_a_replay_goes_on_with_the_same_bits(
     for _ in range(TRIES_MAX):
         moved = asyncio.run(run())
         assert moved.same == whole.same
-        if num_killed:
-            break
-    assert num_killed == 1
-    assert moved.finish is not None
-    assert moved.finish.timings.attempts == 2
+        wait_until_clean(fleet)
+        if moved.finish is not None and moved.finish.timings.attempts == 2:
+            return
+    pytest.fail("no engine had the request when it was killed")
 
 
 def kill_running_engines(decoding: list[tuple[ServiceRecord, int]]) -> int:

@@ -30,7 +30,7 @@ from tests.oracle.reference import Oracle, assert_same_ids
 from tests.tiny_models.directory import PRESETS, write_tiny_model
 
 # transformers is loaded, on a machine that may be busy.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 NUM_GENERATED = 40
 PROMPT_TOKENS = (1, 33, 100, 300)  # within a block, over one, and more

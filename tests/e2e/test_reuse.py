@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from crossdock.cli.fleet_plan import FleetOptions
+from crossdock.cli.fleet_record import ServiceRecord
 from tests.conftest import KV_MEMORY, StartFleet
 from tests.e2e.caller import (
+    Answer,
     Caller,
     one_engine,
     router_address,
@@ -20,9 +22,15 @@ from tests.e2e.caller import (
     services,
     status_of,
     wait_until_clean,
+    wait_until_connected,
 )
 
 PROMPT = [(11 * i + 5) % 256 for i in range(700)]
+NUM_BLOCKS = len(PROMPT) // 32
+TRIES_MAX = 20
+
+# Some of what is shown here is given up where the machine is slow, and then tried again.
+pytestmark = pytest.mark.timeout(400)
 
 
 def test_a_new_engine_reads_what_the_old_one_stored(
@@ -34,35 +42,42 @@ def test_a_new_engine_reads_what_the_old_one_stored(
 
     async def run() -> None:
         async with Caller(router_address(fleet)) as caller:
-            # The first request connects the store; what it computes may be too early to be kept.
-            await caller.generate([1, 2, 3], sampling(1))
-            first = await caller.generate(PROMPT, sampling(8))
-            deadline_s = time.monotonic() + 20
-            while status_of(store).num_cached_blocks < len(PROMPT) // 32:
-                assert time.monotonic() < deadline_s, "the prompt's blocks never reach the store"
-                await asyncio.sleep(0.1)
-            os.kill(status_of(prefill).engine_pid, signal.SIGKILL)
-            await asyncio.to_thread(wait_until_clean, fleet)
-            deadline_s = time.monotonic() + 20
-            cached = 0
-            # A new engine pairs with the store in the background; until then it computes.
-            while cached == 0:
-                assert time.monotonic() < deadline_s, "the store is never read"
-                os_pid = status_of(prefill).engine_pid
-                again = await caller.generate(PROMPT, sampling(8))
+            await asyncio.to_thread(wait_until_connected, fleet)
+            prompt, first = await stored_prompt(caller, store)
+            # A store that does not answer at once is done without: until the next engine.
+            for _ in range(TRIES_MAX):
+                os.kill(status_of(prefill).engine_pid, signal.SIGKILL)
+                await asyncio.to_thread(wait_until_clean, fleet)
+                await asyncio.to_thread(wait_until_connected, fleet)
+                again = await caller.generate(prompt, sampling(8))
                 assert again.same == first.same
+                assert again.finish is not None
                 counters = {c.name: c.value for c in status_of(prefill).counters}
-                cached = counters["store_blocks_read"]
-                if cached == 0:
-                    os.kill(os_pid, signal.SIGKILL)
-                    await asyncio.to_thread(wait_until_clean, fleet)
-                    await asyncio.sleep(1)
-            assert again.finish is not None
-            assert again.finish.usage.cached_prompt_tokens == (len(PROMPT) - 1) // 32 * 32
-            assert counters["store_blocks_bad"] == 0
+                assert counters["store_blocks_bad"] == 0
+                if again.finish.usage.cached_prompt_tokens == NUM_BLOCKS * 32:
+                    break
+            else:
+                pytest.fail(f"the store is never read: {status_of(prefill)}")
+            assert counters["store_blocks_read"] == NUM_BLOCKS
 
     asyncio.run(run())
     wait_until_clean(fleet)
+
+
+async def stored_prompt(caller: Caller, store: ServiceRecord) -> tuple[list[int], Answer]:
+    """A prompt whose blocks are all in the store, and its answer; what is computed may be dropped
+    where the machine is slow.
+    """
+    for number in range(TRIES_MAX):
+        prompt = [number, *PROMPT[1:]]
+        before = status_of(store).num_cached_blocks
+        answer = await caller.generate(prompt, sampling(8))
+        deadline_s = time.monotonic() + 10
+        while time.monotonic() < deadline_s:
+            if status_of(store).num_cached_blocks == before + NUM_BLOCKS:
+                return prompt, answer
+            await asyncio.sleep(0.1)
+    pytest.fail("a prompt's blocks never reach the store")
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -75,7 +90,7 @@ def test_a_second_turn_reads_what_its_decode_instance_holds(
 
     async def run() -> None:
         async with Caller(router_address(fleet)) as caller:
-            for conversation in range(4):
+            for conversation in range(TRIES_MAX):
                 first = [(7 * i + conversation) % 256 for i in range(200)]
                 answer = await caller.generate(first, sampling(70))
                 second = [*first, *answer.ids, *range(40)]
