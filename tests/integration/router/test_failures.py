@@ -36,6 +36,7 @@ from tests.integration.router.fakes import WAIT_S, DecodeScript, PrefillScript, 
 Params = inference_pb2.SamplingParams
 MakeWorld = Callable[..., Any]
 PROMPT = [9, 8, 7, 6, 5]
+ENDED = engine_restarted("ended")
 
 
 def request(max_tokens: int = 20, **fields: Any) -> dict[str, Any]:
@@ -202,8 +203,7 @@ async def test_stale_epoch_is_tried_again_with_the_new_one(world: World) -> None
 @pytest.mark.parametrize("num_before", [1, 7, 19])
 async def test_decode_engine_dies_mid_stream(make_world: MakeWorld, num_before: int) -> None:
     world = await make_world(num_decode=2)
-    script = DecodeScript(fail_after=num_before, error=engine_restarted("ended"))
-    world.decode[0].scripts.append(script)
+    world.decode[0].scripts.append(DecodeScript(fail_after=num_before, error=ENDED))
     await assert_served(world, num_attempts=2)
     replay = world.decode[1].instance.requests[0]
     assert list(replay.token_ids) == PROMPT + expected(num_before)
@@ -215,8 +215,7 @@ async def test_decode_engine_dies_mid_stream(make_world: MakeWorld, num_before: 
 
 async def test_min_tokens_counts_over_attempts(make_world: MakeWorld) -> None:
     world = await make_world(num_decode=2)
-    script = DecodeScript(fail_after=4, error=engine_restarted("ended"))
-    world.decode[0].scripts.append(script)
+    world.decode[0].scripts.append(DecodeScript(fail_after=4, error=ENDED))
     await world.generate(**request(20, min_tokens=6))
     assert world.decode[1].instance.requests[0].sampling.min_tokens == 2
     await world.assert_drained()
@@ -238,7 +237,7 @@ async def test_decode_dies_on_every_attempt(make_world: MakeWorld) -> None:
     world = await make_world(num_decode=2, max_migrations=2)
     for fake in world.decode:
         for _ in range(4):
-            fake.scripts.append(DecodeScript(fail_after=2, error=engine_restarted("ended")))
+            fake.scripts.append(DecodeScript(fail_after=2, error=ENDED))
     await assert_refused(world, Code.UNAVAILABLE, Reason.ENGINE_RESTARTED)
     assert sum(len(fake.instance.requests) for fake in world.decode) == 3
 
@@ -258,7 +257,7 @@ async def test_a_new_request_waits_for_the_word_of_a_suspect(
     """One request's failure is no refusal for those that come within the next second."""
     monkeypatch.setattr(retry, "TRUST_WAIT_S", WAIT_S)
     decode = world.decode[0]
-    decode.scripts.append(DecodeScript(fail_after=3, error=engine_restarted("ended")))
+    decode.scripts.append(DecodeScript(fail_after=3, error=ENDED))
     decode.instance.reports.clear()
     first = asyncio.create_task(world.generate(**request()))
     await until(lambda: world.router.fleet.snapshot().decode[0].suspect)
@@ -272,7 +271,7 @@ async def test_a_new_request_waits_for_the_word_of_a_suspect(
 
 async def test_after_a_loss_a_full_instance_is_waited_for(world: World) -> None:
     world.decode[0].scripts += [
-        DecodeScript(fail_after=3, error=engine_restarted("ended")),
+        DecodeScript(fail_after=3, error=ENDED),
         DecodeScript(error=handoff_refused("full")),
     ]
     await assert_served(world, num_attempts=3)
@@ -280,8 +279,7 @@ async def test_after_a_loss_a_full_instance_is_waited_for(world: World) -> None:
 
 async def test_only_the_word_of_the_end_was_lost(world: World) -> None:
     """All tokens are out when the stream breaks: nothing is left to replay."""
-    script = DecodeScript(end_without_finish=True, error=engine_restarted("ended"))
-    world.decode[0].scripts.append(script)
+    world.decode[0].scripts.append(DecodeScript(end_without_finish=True, error=ENDED))
     responses = await world.generate(**request(4))
     assert ids_of(responses) == expected(4)
     assert responses[-1].finish.reason == inference_pb2.FINISH_REASON_LENGTH
@@ -303,8 +301,7 @@ async def test_no_instance_is_ready(make_world: MakeWorld) -> None:
 
 async def test_the_only_decode_does_not_come_back(make_world: MakeWorld) -> None:
     world = await make_world(instance_wait=0.3)
-    script = DecodeScript(fail_after=3, error=engine_restarted("ended"), is_away_then=True)
-    world.decode[0].scripts.append(script)
+    world.decode[0].scripts.append(DecodeScript(fail_after=3, error=ENDED, is_away_then=True))
     await assert_refused(world, Code.UNAVAILABLE, Reason.NOT_READY)
 
 
@@ -354,8 +351,7 @@ async def test_caller_cancels_while_decoding(world: World) -> None:
 
 
 async def test_caller_cancels_while_the_router_waits_for_an_instance(world: World) -> None:
-    script = DecodeScript(fail_after=3, error=engine_restarted("ended"), is_away_then=True)
-    world.decode[0].scripts.append(script)
+    world.decode[0].scripts.append(DecodeScript(fail_after=3, error=ENDED, is_away_then=True))
     await _cancel_when(
         world, lambda: bool(world.decode[0].instance.requests) and not _busy(world.decode)
     )
