@@ -36,7 +36,7 @@ def _digest(seed: int, hash_seed: str) -> str:
     )
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
     command = [sys.executable, "-c", program]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
     assert run.returncode == 0, run.stderr
     return run.stdout.strip()
 
