@@ -8,19 +8,23 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from prometheus_client.registry import Collector
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
-from crossdock.errors import CrossdockError
+from crossdock.errors import Code, CrossdockError, Reason
 from crossdock.rpc.settings import ServiceSettings
 from crossdock.telemetry.logs import configure_logging
 from crossdock.telemetry.metrics import MetricsServer
+
+# An idle service has some 40; each connection, pair and running call takes a few more.
+_OPEN_FILES_MIN: Final = 256
 
 Settings = TypeVar("Settings", bound=ServiceSettings)
 
@@ -70,11 +74,25 @@ def run_service(
     instance_id = settings.instance_name(role)
     configure_logging(settings.log_level, role=role, instance_id=instance_id)
     try:
+        _allow_open_files()
         asyncio.run(_run(role, instance_id, settings, build))
     except (CrossdockError, OSError) as error:
         print(f"crossdock {role}: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     return 0
+
+
+def _allow_open_files() -> None:
+    """As many as there may be: connections take descriptors, and libraries abort without one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    if 0 <= most < _OPEN_FILES_MIN:
+        raise CrossdockError(
+            Code.FAILED_PRECONDITION,
+            f"{most} open files are allowed, at least {_OPEN_FILES_MIN} are needed; raise "
+            "ulimit -n, or LimitNOFILE in a unit",
+            Reason.NOT_READY,
+        )
 
 
 async def _run(

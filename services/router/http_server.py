@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 import socket
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
 
+import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
 from crossdock.errors import Code, CrossdockError, Reason
+
+_log = structlog.get_logger("services.router.http")
 
 _BACKLOG = 1024
 # What a drained server still allows connections that only have to be closed, in seconds.
@@ -22,6 +29,49 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """The composition root handles signals, for both servers."""
         yield
+
+
+class _Listener(socket.socket):
+    """Closes connections at once while the process has no descriptor for them.
+
+    Left in the queue each would be reported, and tried again a second later, as often as the queue
+    is long: the event loop of Python 3.11 goes on accepting. A descriptor in reserve takes them.
+    """
+
+    def __init__(self, family: int) -> None:
+        super().__init__(family, socket.SOCK_STREAM)
+        self._reserve = _devnull()
+        self._is_refusing = False
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """As a socket's that does not block; BlockingIOError, too, for one that was refused."""
+        try:
+            accepted = super().accept()
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            self._refuse()
+            raise BlockingIOError from error
+        self._is_refusing = False
+        return accepted
+
+    def _refuse(self) -> None:
+        if not self._is_refusing:
+            _log.warning("connections_refused", error="no descriptor is left; raise ulimit -n")
+        self._is_refusing = True
+        self._reserve.close()
+        with contextlib.suppress(OSError):  # a thread was faster, or the caller has gone
+            super().accept()[0].close()
+        with contextlib.suppress(OSError):
+            self._reserve = _devnull()
+
+    def close(self) -> None:
+        super().close()
+        self._reserve.close()
+
+
+def _devnull() -> BinaryIO:
+    return Path(os.devnull).open("rb", buffering=0)
 
 
 class HttpServer:
@@ -57,7 +107,7 @@ class HttpServer:
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock = _Listener(family)
     try:
         # Only so that a restart need not wait for old connections to time out; a port that
         # someone listens on is still refused.

@@ -155,3 +155,36 @@ def test_a_name_is_made_up_when_none_is_given() -> None:
     assert settings.instance_name("decode").startswith("decode-")
     named = parse_settings(ServiceSettings, "echo", ["--instance-id", "d7"])
     assert named.instance_name("decode") == "d7"
+
+
+def test_a_service_takes_all_descriptors_that_it_may_have(program: Path) -> None:
+    enough = _with_open_files(program, 300, 400)
+    line = _first_line(enough)
+    limits = Path(f"/proc/{line['pid']}/limits").read_text(encoding="utf-8")
+    (files,) = (text for text in limits.splitlines() if text.startswith("Max open files"))
+    assert files.split()[3:5] == ["400", "400"]
+    enough.terminate()
+    enough.communicate(timeout=60)
+    assert enough.returncode == 0
+
+
+def test_too_few_descriptors_are_named(program: Path) -> None:
+    few = _with_open_files(program, 12, 12)
+    out, err = few.communicate(timeout=60)
+    assert (few.returncode, out) == (1, "")
+    assert err == (
+        "crossdock echo: 12 open files are allowed, at least 256 are needed; raise ulimit -n, or "
+        "LimitNOFILE in a unit\n"
+    )
+
+
+def _with_open_files(program: Path, soft: int, hard: int) -> subprocess.Popen[str]:
+    """The service under these limits."""
+    limit = f'ulimit -Sn {soft} && ulimit -Hn {hard} && exec "$0" "$@"'
+    return subprocess.Popen(
+        ["sh", "-c", limit, sys.executable, str(program)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[3],
+    )
