@@ -124,10 +124,16 @@ async def test_the_decode_engines_death_is_survived(pair: Pair) -> None:
     before = await pair.decode.status()
     handoffs = [await pair.start(prompt(100, seed=i), 3_000) for i in range(4)]
     os.kill(before.engine_pid, signal.SIGKILL)
+    num_lost = 0
     for handoff in handoffs:
-        error = await error_of(handoff.answer())
-        assert error.code is Code.UNAVAILABLE
+        try:
+            # On a busy machine the first ones may be over before the last one begins.
+            assert len((await handoff.answer()).tokens) == 3_000
+        except grpc.aio.AioRpcError as error:
+            assert error.code() is grpc.StatusCode.UNAVAILABLE
+            num_lost += 1
         handoff.cancel()
+    assert num_lost > 0
     await pair.prefill.until_free()
     await pair.decode.until(lambda status: status.ready and status.epoch != before.epoch)
     again = await pair.handed_off(prompt(100))
