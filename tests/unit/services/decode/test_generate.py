@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -149,8 +150,12 @@ async def test_the_end_of_the_stream_cancels_in_the_engine(decode: Instance) -> 
 
 
 async def test_the_deadline_cancels_in_the_engine(decode: Instance) -> None:
-    error = await _error_of(decode.decode.Generate(decode_request(), timeout=0.1))
-    assert error.code is Code.DEADLINE_EXCEEDED
+    for number in itertools.count():
+        request = decode_request(request_id=f"r-{number}")
+        error = await _error_of(decode.decode.Generate(request, timeout=0.1))
+        assert error.code is Code.DEADLINE_EXCEEDED
+        if decode.engine.sent(native.Generate):  # On a busy machine it may not come so far.
+            break
     await decode.engine.next(native.Cancel)
 
 
