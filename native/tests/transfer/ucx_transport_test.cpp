@@ -490,6 +490,36 @@ class SmallFiles {
   rlimit before_{};
 };
 
+// UCX goes on without a device that is not there, and takes tcp for what was to go over rc.
+TEST(UcxWithoutALaneOfRc, BytesGoAnotherWayAndBothSidesSayWhy) {
+  TransportConfig config = test_config("tcp", kTestMiB);
+  config.transport = "rc";
+  config.rdma_device = "absent:1";
+  Pair pair;
+  for (auto [side, epoch] : {std::pair(&pair.a, 1), std::pair(&pair.b, 2)}) {
+    auto created = create_ucx_transport(config, epoch);
+    if (!created.ok()) {
+      // Without enough memory to lock no device is tried.
+      ASSERT_NE(created.status().message().find("ulimit -l"), std::string::npos)
+          << created.status().to_string();
+      return;
+    }
+    side->transport = std::move(created).value();
+  }
+  ASSERT_NO_FATAL_FAILURE(pair.connect(kPeer, 3));
+  for (const Side* side : {&pair.a, &pair.b}) {
+    const auto* ready = side->of_peer<PeerReady>(kPeer);
+    EXPECT_EQ(ready->transport, TransportKind::kRc);
+    EXPECT_EQ(ready->staged, "here: UCX took another transport than rc for one-sided operations");
+  }
+  fill(pair.a.transport->segment(), 6);
+  ASSERT_TRUE(pair.a.transport->post(WriteSpans{1, kPeer, {{0, 0, kTestMiB}}}).ok());
+  ASSERT_TRUE(pair.a.transport->post(Fence{2, kPeer}).ok());
+  ASSERT_TRUE(pair.until([&] { return pair.a.done(2) != nullptr; }));
+  const auto from = pair.a.transport->segment();
+  EXPECT_TRUE(std::equal(from.begin(), from.end(), pair.b.transport->segment().begin()));
+}
+
 // Too little for the segment, and for anything that UCX itself shares.
 class UcxStagingTest : public ::testing::TestWithParam<std::pair<rlim_t, const char*>> {};
 
