@@ -6,7 +6,6 @@ import contextlib
 import io
 import logging
 import os
-import sys
 from collections.abc import Mapping
 from typing import Any, Literal, TextIO, cast
 
@@ -25,6 +24,19 @@ class _StandardError(io.TextIOBase):
         with contextlib.suppress(OSError):
             os.write(2, text.encode("utf-8", "backslashreplace"))
         return len(text)
+
+
+class _Forward(logging.Handler):
+    """What libraries log is a line like ours."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = record.getMessage()
+        except Exception:  # noqa: BLE001 - a library's mistake: the standard library says whose
+            self.handleError(record)
+            return
+        log = structlog.get_logger(record.name)
+        log.log(record.levelno, text, logger=record.name, exc_info=record.exc_info)
 
 
 def configure_logging(level: LogLevel, **fields: str) -> None:
@@ -48,4 +60,4 @@ def configure_logging(level: LogLevel, **fields: str) -> None:
         logger_factory=structlog.WriteLoggerFactory(cast(TextIO, _StandardError())),
         cache_logger_on_first_use=True,
     )
-    logging.basicConfig(level=max(number, logging.WARNING), stream=sys.stderr, force=True)
+    logging.basicConfig(level=max(number, logging.WARNING), handlers=[_Forward()], force=True)

@@ -8,11 +8,17 @@ import sys
 from pathlib import Path
 
 PROGRAM = """
-import structlog
+import logging, structlog
 from crossdock.telemetry.logs import configure_logging
 configure_logging("info", role="decode")
 structlog.get_logger().debug("too much")
 structlog.get_logger().info("loaded", layers=2)
+logging.getLogger("library").warning("a %s", "word")
+logging.getLogger("library").info("too much")
+try:
+    raise ValueError("two\\nlines")
+except ValueError:
+    logging.getLogger("library").exception("failed")
 print("alive")
 """
 
@@ -31,10 +37,14 @@ def _run(stderr: Path) -> subprocess.CompletedProcess[str]:
 
 def test_a_line_is_one_json_object(tmp_path: Path) -> None:
     assert _run(tmp_path / "log").returncode == 0
-    (line,) = (tmp_path / "log").read_text().splitlines()
-    fields = json.loads(line)
-    assert fields.pop("time").endswith("Z")
-    assert fields == {"role": "decode", "event": "loaded", "level": "info", "layers": 2}
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    for line in lines:
+        assert line.pop("time").endswith("Z")
+        assert line.pop("role") == "decode"
+    own, library, failed = lines
+    assert own == {"event": "loaded", "level": "info", "layers": 2}
+    assert library == {"event": "a word", "level": "warning", "logger": "library"}
+    assert "ValueError: two\nlines" in failed["exception"]
 
 
 def test_a_full_disk_loses_lines_and_ends_nothing() -> None:
