@@ -21,7 +21,7 @@ import pytest
 from tests.conftest import KV_MEMORY
 
 # A cold start of Python on a loaded machine takes seconds; a service that hangs takes for ever.
-WAIT_S = 60.0
+WAIT_S = 120.0
 MARK = "CROSSDOCK_TEST_MARK"
 DECODE = "127.0.0.1:1"
 
