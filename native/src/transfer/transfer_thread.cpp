@@ -91,11 +91,11 @@ int TransferThread::event_fd() const { return impl_->done_event.fd(); }
 void TransferThread::submit(Operation operation) { impl_->submissions.push(std::move(operation)); }
 
 bool TransferThread::drain(std::vector<TransferEvent>& events) {
-  if (!impl_->signalled.load()) return false;
   // In this order: a signal after the drain of the descriptor leaves it readable, and an event
-  // pushed before the exchange is seen by the pops below.
+  // pushed before the exchange is seen by the pops below. The drain comes even where nothing is
+  // signalled: the last look may have taken events whose signal was yet to come.
   impl_->done_event.drain();
-  impl_->signalled.exchange(false);
+  if (!impl_->signalled.exchange(false)) return false;
   const size_t before = events.size();
   while (auto event = impl_->completions.pop()) events.emplace_back(std::move(*event));
   return events.size() != before;
