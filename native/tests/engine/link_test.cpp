@@ -8,6 +8,8 @@
 namespace crossdock {
 namespace {
 
+constexpr int kPollTimeoutMs = 60'000;  // only a hang lasts as long
+
 FrontLink make_front() {
   auto front = FrontLink::create(1 << 16);
   EXPECT_TRUE(front.ok()) << front.status().to_string();
@@ -38,7 +40,7 @@ TEST(Link, CarriesBothWaysAcrossThreads) {
       engine.flush();
       if (engine.prepare_sleep()) {
         pollfd wait{.fd = engine.wake_fd(), .events = POLLIN};
-        ASSERT_GT(poll(&wait, 1, 10000), 0) << "no wake-up for a command";
+        ASSERT_GT(poll(&wait, 1, kPollTimeoutMs), 0) << "no wake-up for a command";
       }
       engine.finish_sleep();
     }
@@ -58,7 +60,7 @@ TEST(Link, CarriesBothWaysAcrossThreads) {
     }
     if (received == kCount || sent < std::min(kCount, received + 500)) continue;
     pollfd wait{.fd = front.to_front_fd(), .events = POLLIN};
-    ASSERT_GT(poll(&wait, 1, 10000), 0) << "no wake-up for an event";
+    ASSERT_GT(poll(&wait, 1, kPollTimeoutMs), 0) << "no wake-up for an event";
   }
   echo.join();
 }

@@ -60,7 +60,9 @@ TEST_F(ScratchDirectoryTest, WhatAKilledProcessLeftIsRemovedByTheNext) {
     std::ofstream(made.value().path() + "/segment") << "bytes";
     [[maybe_unused]] const ssize_t written = ::write(ready[1], "x", 1);
     ::pause();
+    ::_exit(1);
   }
+  ::close(ready[1]);  // so that the end of a child that failed ends the wait
   char byte = 0;
   ASSERT_EQ(::read(ready[0], &byte, 1), 1);
   ::kill(child, SIGKILL);
@@ -71,7 +73,6 @@ TEST_F(ScratchDirectoryTest, WhatAKilledProcessLeftIsRemovedByTheNext) {
   EXPECT_EQ(num_entries(), 1u);
   EXPECT_TRUE(fs::is_empty(next.value().path()));
   ::close(ready[0]);
-  ::close(ready[1]);
 }
 
 TEST_F(ScratchDirectoryTest, WhatIsNotOursIsLeftAlone) {

@@ -9,7 +9,7 @@
 namespace crossdock {
 namespace {
 
-constexpr int kPollTimeoutMs = 30'000;
+constexpr int kPollTimeoutMs = 60'000;  // only a hang lasts as long
 
 bool readable(const EventFd& event, int timeout_ms) {
   pollfd fd{event.fd(), POLLIN, 0};

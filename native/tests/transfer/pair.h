@@ -48,6 +48,7 @@ inline TransportConfig test_config(const std::string& transport, uint64_t segmen
   config.transport = transport;
   config.segment_bytes = segment_bytes;
   config.bind_interface = "lo";
+  config.handshake_timeout_ms = 120'000;  // only a hang lasts as long
   if (transport == "rc") {
     std::array<std::string, 3> words;
     std::istringstream text(std::getenv(kRdmaVariable));
