@@ -7,13 +7,10 @@ crossdock_test(handoff_outcomes_test SOURCES tests/handoff/outcomes_test.cpp
 crossdock_test(handoff_receiver_test SOURCES tests/handoff/receiver_test.cpp
   LINKS crossdock_handoff)
 crossdock_test(handoff_sender_test SOURCES tests/handoff/sender_test.cpp LINKS crossdock_handoff)
-# One thread, and minutes of it under a sanitizer of threads, which has nothing to see there.
-if(NOT CROSSDOCK_SANITIZE MATCHES thread)
 crossdock_test(handoff_world_test
   SOURCES tests/handoff/mutants.cpp tests/handoff/search.cpp tests/handoff/world.cpp
           tests/handoff/world_actions.cpp
           tests/handoff/world_checks.cpp tests/handoff/world_moves.cpp tests/handoff/worlds.cpp
           tests/handoff/world_test.cpp
   LINKS crossdock_handoff PkgConfig::XXHASH)
-endif()
 crossdock_test(handoff_messages_fuzz SOURCES fuzz/handoff_messages.cpp LINKS crossdock_handoff)
