@@ -6,9 +6,10 @@ import asyncio
 import json
 import signal
 import threading
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
+from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -30,10 +31,21 @@ from crossdock.models.packed import WeightDtype
 from crossdock.telemetry.logs import LogLevel
 
 _STATUS_TIMEOUT_S = 2.0
+# Of memory, in bytes, as the services read it.
+_SIZE: Final = TypeAdapter(Annotated[ByteSize, Field(gt=0)])
 # How often a fleet in the foreground looks for a service that has died.
 _WATCH_S = 0.5
 
 NameOption = Annotated[str, typer.Option(help="The fleet's name; several may run at once.")]
+
+
+def _check_size(value: str | None) -> str | None:
+    if value is None:
+        return None
+    try:
+        return str(_SIZE.validate_python(value))
+    except ValidationError as error:
+        raise typer.BadParameter(f"{value!r} is not a size above 0, like 512MiB") from error
 
 
 def up(
@@ -54,7 +66,9 @@ def up(
     threads: Annotated[
         int | None, typer.Option(min=1, help="Per engine; without it, the cores shared out.")
     ] = None,
-    kv_memory: Annotated[str | None, typer.Option(help="Per engine, like 512MiB.")] = None,
+    kv_memory: Annotated[
+        str | None, typer.Option(callback=_check_size, help="Per engine, like 512MiB.")
+    ] = None,
     chunked_prefill: Annotated[
         bool, typer.Option(help="Cut long prompts, so that other requests go on meanwhile.")
     ] = True,
@@ -63,7 +77,8 @@ def up(
     ] = None,
     kvstore: Annotated[bool, typer.Option(help="Keep prefixes in a kvstore.")] = True,
     kvstore_memory: Annotated[
-        str | None, typer.Option(help="What the kvstore keeps them in, like 1GiB.")
+        str | None,
+        typer.Option(callback=_check_size, help="What the kvstore keeps them in, like 1GiB."),
     ] = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[

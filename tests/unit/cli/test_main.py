@@ -57,6 +57,8 @@ BAD_FLAGS = [
     ("up", "--port", "65536"),
     ("up", "--http-port", "-1"),
     ("up", "--log-level", "loud"),
+    ("up", "--kv-memory", "much"),
+    ("up", "--kvstore-memory", "-1"),
     ("down", "--timeout", "-1"),
     ("generate", "--max-tokens", "99999999999"),
     ("generate", "--max-tokens", "0"),
