@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import time
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -23,17 +26,26 @@ def test_sleeping_takes_no_time() -> None:
     assert time.monotonic() - started_s < 60
 
 
-def test_whoever_waits_for_the_rest_of_a_moment_arrives() -> None:
+async def _time_out(delay_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(delay_s):
+            await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("wait", [asyncio.sleep, _time_out])
+def test_whoever_waits_for_the_rest_of_a_moment_arrives(
+    wait: Callable[[float], Awaitable[None]],
+) -> None:
     """Less than the clock can tell: the wait ends, and the clock has moved."""
     world = BareWorld()
 
     async def main() -> int:
         loop = asyncio.get_running_loop()
-        until_s = loop.time() + 1 + 1e-15
+        until_s = math.nextafter(10.450508836, math.inf)
         num_waits = 0
         while (left_s := until_s - loop.time()) > 0 and num_waits < 10:
             num_waits += 1
-            await asyncio.sleep(min(left_s, 0.9999999999))
+            await wait(left_s)
         return num_waits
 
     assert world.run(main) < 10
@@ -88,6 +100,22 @@ def test_what_waits_for_ever_is_told() -> None:
     world = BareWorld()
     with pytest.raises(DeadlockError):
         world.run(asyncio.Event().wait)
+
+
+def test_what_is_never_done_with_a_moment_is_told() -> None:
+    world = BareWorld()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        def again() -> None:
+            loop.call_soon(again)
+
+        again()
+        await asyncio.Event().wait()
+
+    with pytest.raises(DeadlockError, match="stands still"):
+        world.run(main)
 
 
 def test_threads_are_refused_by_name() -> None:

@@ -35,10 +35,14 @@ class Clock(Protocol):
 
 
 _TICK_S = 1e-9
+# No fleet has so much to do at one moment; who has waits in a circle, without the clock.
+_TURNS_MAX = 100_000
 
 
 class DeadlockError(Exception):
-    """Nothing is ready, no timer runs and the world has nothing to do: all would wait for ever."""
+    """All would wait for ever: nothing is ready, no timer runs and the world has nothing to do. Or
+    somebody is always ready, and time stands still.
+    """
 
 
 class State(Enum):
@@ -146,23 +150,25 @@ class VirtualLoop(BaseEventLoop):
         self._readers: dict[int, events.Handle] = {}
         self._poll = select.poll()
         self.num_callbacks = 0
+        self._num_turns = 0  # since time moved
         self.processes: list[Process] = []
         self.set_task_factory(_make_task)  # type: ignore[arg-type]
 
     def time(self) -> float:
         return (self._clock.now_ns - self._start_ns) / 1e9
 
-    def call_later(  # type: ignore[override]
+    def call_at(  # type: ignore[override]
         self,
-        delay: float,
+        when: float,
         callback: Callable[..., object],
         *args: Any,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
         # A real clock moves between two looks at it. Here a wait of less than it can tell would
         # end at the same time, and whoever waits again for the rest would do so for ever.
-        delay_s = max(delay, _TICK_S) if delay > 0 else delay
-        return super().call_later(delay_s, callback, *args, context=context)
+        now_s = self.time()
+        when_s = max(when, now_s + _TICK_S) if when > now_s else when
+        return super().call_at(when_s, callback, *args, context=context)
 
     def add_reader(  # type: ignore[override]
         self, fd: int, callback: Callable[..., Any], *args: Any
@@ -209,6 +215,10 @@ class VirtualLoop(BaseEventLoop):
     def _run_once(self) -> None:
         if not self._ready and not self._stopping:
             self._sleep()
+            self._num_turns = 0
+        self._num_turns += 1
+        if self._num_turns > _TURNS_MAX:
+            raise DeadlockError(f"time stands still: {self._ready[0]} is ready again and again")
         now_s = self.time() + _TICK_S / 2
         while self._scheduled and self._scheduled[0]._when <= now_s:
             timer = heapq.heappop(self._scheduled)
