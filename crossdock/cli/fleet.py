@@ -68,8 +68,8 @@ class Fleet:
             existing = fleet_record.load(self.directory)
             if existing is not None and existing.is_alive():
                 raise FleetError(
-                    f"fleet {self.name!r} is running: stop it with `crossdock down`, or give "
-                    "this one another --name"
+                    f"fleet {self.name!r} is running: stop it with `crossdock down --name "
+                    f"{self.name}`, or give this one another --name"
                 )
             try:
                 services = self._start_all(on_ready or (lambda _record, _s: None), deadline_s)

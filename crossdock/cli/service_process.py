@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -65,11 +66,14 @@ class ServiceProcess:
         return None
 
     def describe_death(self) -> str:
-        """How it ended, with the last lines of its log."""
+        """How it ended, with the last lines of its log, or why there may be none."""
         code = self.exit_code
         how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        lines = self.last_log_lines()
+        if not lines and os.statvfs(self.log).f_bavail == 0:
+            lines = ["nothing, for the disk is full"]
         return f"{self.spec.instance_id} ended with {how}; the end of {self.log}:\n" + "\n".join(
-            f"  {line}" for line in self.last_log_lines()
+            f"  {line}" for line in lines
         )
 
     def last_log_lines(self) -> list[str]:

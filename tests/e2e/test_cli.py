@@ -83,7 +83,7 @@ def test_a_detached_fleet_answers_and_goes_down(cli: Cli) -> None:
 
     code, _, err = cli.run(*cli.up("--detach"))
     assert code == 1
-    assert "is running" in err
+    assert "`crossdock down --name" in err
 
     asked = ("hello", "--max-tokens", "5", "--temperature", "0", "--ignore-eos", "--json")
     code, out, err = cli.run("generate", *asked, "--timings")

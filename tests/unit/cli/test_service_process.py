@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -65,6 +67,16 @@ def test_a_death_at_start_shows_the_end_of_the_log(start: Start) -> None:
     assert process.wait(WAIT_S)
     with pytest.raises(FleetError, match=r"(?s)decode-0 ended with exit code 1.*no such model"):
         process.read_ready()
+
+
+def test_an_empty_log_on_a_full_disk_is_explained(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = start("raise SystemExit(1)")
+    assert process.wait(WAIT_S)
+    assert "disk" not in process.describe_death()
+    monkeypatch.setattr(os, "statvfs", lambda _path: SimpleNamespace(f_bavail=0))
+    assert "the disk is full" in process.describe_death()
 
 
 def test_a_death_by_signal_names_the_signal(start: Start) -> None:
