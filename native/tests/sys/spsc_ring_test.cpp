@@ -294,8 +294,9 @@ TEST_F(SpscRingTest, AKilledProducerLeavesOnlyWholeRecords) {
     SpscRing consumer = attach();
     std::vector<std::byte> record;
     uint64_t index = 0;
-    // The child is killed at some record and the rest of the ring is read afterwards.
-    const uint64_t kill_at = 100 + random() % 5'000;
+    // The child is killed at some record and the rest of the ring is read afterwards. Each 45
+    // records fill the ring, and on a busy machine wait for the other side to have a processor.
+    const uint64_t kill_at = 100 + random() % 1'000;
     bool killed = false;
     int status = 0;
     while (!killed || !consumer.empty()) {
