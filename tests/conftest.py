@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,7 +58,7 @@ def _starter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartFleet]:
     fleets: list[Fleet] = []
 
     def start(options: FleetOptions) -> Fleet:
-        fleet = Fleet(options, tmp_path_factory.mktemp("fleet"))
+        fleet = Fleet(replace(options, parent_pid=os.getpid()), tmp_path_factory.mktemp("fleet"))
         fleets.append(fleet)
         fleet.start()
         return fleet

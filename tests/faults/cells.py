@@ -5,7 +5,6 @@ true afterwards.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from dataclasses import dataclass
 from random import Random
@@ -31,6 +30,7 @@ _POLL_S: Final = 0.05
 _DEADLINE_S: Final = (0.05, 1.0)
 # How long what holds a state stays stopped after the fault.
 _HELD_S: Final = 0.3
+_STOP_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Cell:
         return f"{self.fault}{at}, {self.state.name} over {self.state.transport}"
 
 
-async def run_cell(fleet: Fleet, bank: Bank, cell: Cell, random: Random, stop_s: float) -> Outcomes:
+async def run_cell(fleet: Fleet, bank: Bank, cell: Cell, random: Random) -> Outcomes:
     """Raises AssertionError for what is not as it must be."""
     processes = Processes(fleet)
     try:
@@ -55,7 +55,7 @@ async def run_cell(fleet: Fleet, bank: Bank, cell: Cell, random: Random, stop_s:
         async with Caller(router_address(fleet)) as caller:
             run = CellRun(processes, caller, bank, cell, random)
             await run.begin()
-            await run.strike(stop_s)
+            await run.strike()
             outcomes = await run.end()
         await until_clean(processes)
         _check_processes(processes, before, cell)
@@ -96,7 +96,7 @@ class CellRun:
         if state.stop is not None:
             self._held.append(self._processes.identity(state.stop))
 
-    async def strike(self, stop_s: float) -> None:
+    async def strike(self) -> None:
         """The fault; then what held the state goes on, and what was killed is started again."""
         fault, place = self._cell.fault, self._cell.place
         if fault == "cancel":
@@ -109,7 +109,7 @@ class CellRun:
             await asyncio.sleep(_HELD_S)
         elif place is not None:
             identity = self._processes.stop(place)
-            await asyncio.sleep(stop_s)
+            await asyncio.sleep(_STOP_S)
             self._processes.resume(identity)
         for identity in self._held:
             self._processes.resume(identity)
@@ -226,8 +226,3 @@ async def serves(fleet: Fleet, bank: Bank, random: Random) -> None:
                 return
             assert time.monotonic() < deadline_s, outcomes.refused
             await asyncio.sleep(_POLL_S)
-
-
-def is_full() -> bool:
-    """Everything, rather than what stands for it."""
-    return os.environ.get("CROSSDOCK_FAULTS") == "full"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -49,6 +50,7 @@ def options(model: Path, transport: str, num_instances: int = 1) -> FleetOptions
         num_prefill=num_instances,
         num_decode=num_instances,
         num_threads=1,
+        parent_pid=os.getpid(),
         kv_memory=KV_MEMORY,
         transport=transport,
         arguments=arguments,

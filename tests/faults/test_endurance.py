@@ -19,7 +19,7 @@ import pytest
 
 from crossdock.cli.fleet import Fleet
 from tests.e2e.caller import Caller, router_address
-from tests.faults.cells import is_full, serves, until_clean
+from tests.faults.cells import serves, until_clean
 from tests.faults.load import NUM_RUNNING, Bank, Outcomes, ask_once, options
 from tests.faults.processes import (
     ENGINE_ROLES,
@@ -31,6 +31,7 @@ from tests.faults.processes import (
 )
 from tests.faults.summary import SUMMARY
 
+_NUM_HANDOFFS: Final = 1_000
 _HANDOFFS_PER_FAULT: Final = 20
 _STOP_S: Final = (0.1, 1.5)
 # What a front may have more than after its start and first requests: channels to instances that
@@ -48,13 +49,12 @@ class Rain:
     do: several processes may be away at once.
     """
 
-    def __init__(self, fleet: Fleet, bank: Bank, random: Random, num_handoffs: int) -> None:
+    def __init__(self, fleet: Fleet, bank: Bank, random: Random) -> None:
         self.processes = Processes(fleet)
         self.outcomes = Outcomes()
         self._fleet = fleet
         self._bank = bank
         self._random = random
-        self._num_handoffs = num_handoffs
         self._num_due = _HANDOFFS_PER_FAULT
         self._requests: list[asyncio.Task[None]] = []
         self._struck: set[str] = set()  # instances under a fault
@@ -66,7 +66,7 @@ class Rain:
 
     async def _call(self, group: asyncio.TaskGroup) -> None:
         """One caller; it connects anew for each request, as the router may be another one."""
-        while self.outcomes.num_right < self._num_handoffs:
+        while self.outcomes.num_right < _NUM_HANDOFFS:
             num_before = self.outcomes.num_right
             async with Caller(router_address(self._fleet)) as caller:
                 ask = self._random.choice(self._bank.asks)
@@ -140,20 +140,19 @@ def test_handoffs_go_on_under_faults(
 ) -> None:
     begin_s = time.monotonic()
     shared_before = shared_memory_files()
-    num_handoffs = 1_000 if is_full() else 60
     wanted = options(fault_model, transport, num_instances=2)
     random = Random(f"{fault_seed} {transport}")
     with Fleet(wanted, tmp_path_factory.mktemp("fleet")) as fleet:
-        outcomes = asyncio.run(_endure(fleet, bank, random, num_handoffs))
+        outcomes = asyncio.run(_endure(fleet, bank, random))
         broken = _broken_engines(fleet.directory)
     left = _left_in_shared_memory(shared_before)
-    SUMMARY.add(f"{num_handoffs} handoffs over {transport}", begin_s, outcomes.counts)
+    SUMMARY.add(f"{_NUM_HANDOFFS:,} handoffs over {transport}", begin_s, outcomes.counts)
     assert not left, f"left in /dev/shm: {left}"
     assert not broken, f"engines that ended by themselves: {broken}"
 
 
-async def _endure(fleet: Fleet, bank: Bank, random: Random, num_handoffs: int) -> Outcomes:
-    rain = Rain(fleet, bank, random, num_handoffs)
+async def _endure(fleet: Fleet, bank: Bank, random: Random) -> Outcomes:
+    rain = Rain(fleet, bank, random)
     processes = rain.processes
     try:
         await serves(fleet, bank, random)

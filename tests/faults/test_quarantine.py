@@ -15,7 +15,7 @@ import pytest
 
 from crossdock.cli.fleet import Fleet
 from tests.e2e.caller import Caller, router_address
-from tests.faults.cells import Cell, CellRun, is_full, serves, until_clean
+from tests.faults.cells import Cell, CellRun, serves, until_clean
 from tests.faults.load import Bank, options
 from tests.faults.processes import Processes
 from tests.faults.states import PREFILL, STATES
@@ -31,7 +31,7 @@ _REPLACED_MAX_S: Final = 60.0
 # For two sequences at most, so that most stopped senders have been granted more than a quarter.
 _SMALL_KV_MEMORY: Final = "2MiB"
 _TRIES_MAX: Final = 20
-_FREED_MAX_S: Final = 1.0 if is_full() else BUSY_MAX_S
+_FREED_MAX_S: Final = 1.0
 _POLL_S: Final = 0.02
 
 

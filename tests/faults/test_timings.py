@@ -21,14 +21,14 @@ from crossdock.cli.fleet import Fleet
 from crossdock.errors import Reason
 from crossdock.rpc.status import from_rpc_error
 from tests.e2e.caller import Answer, Caller, retries, router_address, sampling
-from tests.faults.cells import is_full, serves, until_clean
+from tests.faults.cells import serves, until_clean
 from tests.faults.load import NUM_RUNNING, Bank, Outcomes, ask_once, options
 from tests.faults.processes import Place, Processes
 from tests.faults.summary import SUMMARY
 from tests.faults.witness import BUSY_MAX_S, Witness, keeps
 
-KNOWN_MAX_S: Final = 1.0 if is_full() else BUSY_MAX_S
-STALL_MAX_S: Final = 1.0 if is_full() else BUSY_MAX_S
+KNOWN_MAX_S: Final = 1.0
+STALL_MAX_S: Final = 1.0
 _POLL_S: Final = 0.01
 # Sixteen callers ask several times meanwhile, and it is the one with the least to do.
 _HELD_S: Final = 1.0
@@ -76,8 +76,8 @@ PLACES: Final = [
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("transport", ["shm", "tcp"] if is_full() else ["shm"])
-@pytest.mark.parametrize("place", PLACES if is_full() else PLACES[::2], ids=str)
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("place", PLACES, ids=str)
 def test_a_death_is_known_and_answered_within_a_second(
     place: Place,
     transport: str,
