@@ -68,7 +68,7 @@ check: $(STAMPS)/dev ## Lint, formats, types, import direction, generated code, 
 	$(BIN)/python -m pytest -q tests/tidy
 
 .PHONY: test
-test: test-native test-python ## All tests, C++ and Python, but for the lanes below (less than 10 minutes)
+test: test-native test-python ## Tests in C++ and Python (less than 10 minutes)
 
 .PHONY: test-native
 test-native: build ## The C++ tests, without sanitizers
