@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,6 +23,8 @@ _log = structlog.get_logger("services.router.http")
 _BACKLOG = 1024
 # What a drained server still allows connections that only have to be closed, in seconds.
 _CLOSE_GRACE_S = 1
+# How often it is said that connections are refused: at the limit they come and go.
+_TELL_EVERY_S = 60.0
 
 
 class _Server(uvicorn.Server):
@@ -41,24 +44,23 @@ class _Listener(socket.socket):
     def __init__(self, family: int) -> None:
         super().__init__(family, socket.SOCK_STREAM)
         self._reserve = _devnull()
-        self._is_refusing = False
+        self._told_s = -_TELL_EVERY_S
 
     def accept(self) -> tuple[socket.socket, Any]:
         """As a socket's that does not block; BlockingIOError, too, for one that was refused."""
         try:
-            accepted = super().accept()
+            return super().accept()
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
             self._refuse()
             raise BlockingIOError from error
-        self._is_refusing = False
-        return accepted
 
     def _refuse(self) -> None:
-        if not self._is_refusing:
+        now_s = time.monotonic()
+        if now_s - self._told_s >= _TELL_EVERY_S:
             _log.warning("connections_refused", error="no descriptor is left; raise ulimit -n")
-        self._is_refusing = True
+            self._told_s = now_s
         self._reserve.close()
         with contextlib.suppress(OSError):  # a thread was faster, or the caller has gone
             super().accept()[0].close()
