@@ -34,9 +34,8 @@ class FleetOptions:
     port: int = 0  # Of the router's gRPC server; 0: a free one.
     http_port: int = 0
     log_level: str | None = None
-    parent_pid: int = (
-        0  # Of the process that starts the services; they end with it. 0: they do not.
-    )
+    # Of the process that starts the services, which end with it; 0: they do not.
+    parent_pid: int = 0
     # More arguments for every service of a role.
     arguments: Mapping[Role, Sequence[str]] = field(default_factory=dict)
 

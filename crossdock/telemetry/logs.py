@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, TextIO, cast
 
 import structlog
-from structlog.typing import EventDict, WrappedLogger
+from structlog.typing import EventDict, Processor, WrappedLogger
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -26,19 +26,6 @@ class _StandardError(io.TextIOBase):
         return len(text)
 
 
-class _Forward(logging.Handler):
-    """What libraries log is a line like ours."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            text = record.getMessage()
-        except Exception:  # noqa: BLE001 - a library's mistake: the standard library says whose
-            self.handleError(record)
-            return
-        log = structlog.get_logger(record.name)
-        log.log(record.levelno, text, logger=record.name, exc_info=record.exc_info)
-
-
 def configure_logging(level: LogLevel, **fields: str) -> None:
     """Sets structlog up for the process; `fields` (role, instance_id) are in every line."""
 
@@ -46,18 +33,28 @@ def configure_logging(level: LogLevel, **fields: str) -> None:
     def add_fields(_logger: WrappedLogger, _method: str, event: EventDict) -> Mapping[str, Any]:
         return {**fields, **event}
 
+    before_rendering: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        add_fields,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
+        structlog.processors.format_exc_info,
+    ]
+    render = structlog.processors.JSONRenderer()
     number = logging.getLevelNamesMapping()[level.upper()]
+    stderr = cast(TextIO, _StandardError())
     structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            add_fields,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
+        processors=[*before_rendering, render],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.WriteLoggerFactory(cast(TextIO, _StandardError())),
+        logger_factory=structlog.WriteLoggerFactory(stderr),
         cache_logger_on_first_use=True,
     )
-    logging.basicConfig(level=max(number, logging.WARNING), handlers=[_Forward()], force=True)
+    # What libraries log is a line like ours.
+    handler = logging.StreamHandler(stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*before_rendering, structlog.stdlib.add_logger_name],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, render],
+        )
+    )
+    logging.basicConfig(level=max(number, logging.WARNING), handlers=[handler], force=True)
